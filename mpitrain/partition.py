@@ -1,0 +1,103 @@
+"""Pure splitting arithmetic: chunks of a vector, shapes of the process grid, shards of a tensor."""
+
+from dataclasses import dataclass
+from itertools import accumulate
+
+from mpitrain.errors import ConfigError
+
+
+def split_sizes(total: int, parts: int) -> list[int]:
+    """Split ``total`` into ``parts`` sizes that differ by at most one, larger ones first (10 on 4 is 3, 3, 2, 2)."""
+    base, extra = divmod(total, parts)
+    return [base + (part < extra) for part in range(parts)]
+
+
+def split_weighted(total: int, weights: list[int]) -> list[int]:
+    """Split ``total`` in proportion to ``weights``; largest remainders get the rest, ties to the lower index."""
+    whole = sum(weights)
+    if whole == 0:
+        return split_sizes(total, len(weights))
+    sizes = [total * weight // whole for weight in weights]
+    by_remainder = sorted(range(len(weights)), key=lambda i: (-(total * weights[i] % whole), i))
+    for index in by_remainder[: total - sum(sizes)]:
+        sizes[index] += 1
+    return sizes
+
+
+def bounds(sizes: list[int]) -> list[tuple[int, int]]:
+    """Turn sizes into consecutive half-open ranges."""
+    ends = list(accumulate(sizes))
+    return [(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def chunk_bounds(size: int, parts: int, block: int = 1) -> list[tuple[int, int]]:
+    """Cut a vector of ``size`` elements into ``parts`` ranges that start on multiples of ``block``.
+
+    Ranges may be empty; together they cover the vector, so any size and any number of parts is legal.
+    """
+    blocks = split_sizes(-(-size // block), parts)
+    return [(min(a * block, size), min(b * block, size)) for a, b in bounds(blocks)]
+
+
+@dataclass(frozen=True)
+class GridShape:
+    """The process grid: data, pipeline and tensor axes. The tensor axis varies fastest."""
+
+    dp: int
+    pp: int = 1
+    tp: int = 1
+
+    @property
+    def size(self) -> int:
+        """Ranks that the grid covers."""
+        return self.dp * self.pp * self.tp
+
+    def coordinates(self, rank: int) -> tuple[int, int, int]:
+        """Return (dp, pp, tp) of a rank."""
+        return rank // (self.pp * self.tp), rank // self.tp % self.pp, rank % self.tp
+
+    @classmethod
+    def fit(cls, ranks: int, dp: int | None, pp: int, tp: int) -> "GridShape":
+        """Derive ``dp`` where it is left out, and refuse a grid that does not cover the ranks.
+
+        Raises
+        ------
+        ConfigError
+            The product of the axes is not the number of ranks.
+        """
+        inner = pp * tp
+        if dp is None and ranks % inner == 0:
+            return cls(ranks // inner, pp, tp)
+        if dp is None:
+            raise ConfigError(f"parallel: pp*tp = {pp}*{tp} = {inner} does not divide the {ranks} ranks that run")
+        if dp * inner != ranks:
+            remedy = f"set parallel.dp = {ranks // inner} or start" if ranks % inner == 0 else "start"
+            raise ConfigError(
+                f"parallel: dp*pp*tp = {dp}*{pp}*{tp} = {dp * inner}, but {ranks} ranks run; "
+                f"{remedy} {dp * inner} ranks"
+            )
+        return cls(dp, pp, tp)
+
+
+@dataclass(frozen=True)
+class ShardSpec:
+    """Which part of a global tensor a rank holds: element ranges per dimension."""
+
+    global_shape: tuple[int, ...]
+    start: tuple[int, ...]
+    stop: tuple[int, ...]
+
+    @classmethod
+    def whole(cls, shape: tuple[int, ...]) -> "ShardSpec":
+        """Describe a tensor that is not split."""
+        return cls(shape, (0,) * len(shape), shape)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Shape of the held part."""
+        return tuple(b - a for a, b in zip(self.start, self.stop, strict=True))
+
+    @property
+    def slices(self) -> tuple[slice, ...]:
+        """Index of the held part in the global tensor."""
+        return tuple(slice(a, b) for a, b in zip(self.start, self.stop, strict=True))
