@@ -68,7 +68,7 @@ class DivergedError(MpitrainError):
     exit_code = ExitCode.DIVERGED
 
 
-class EarlyStop(MpitrainError):
+class StoppedEarlyError(MpitrainError):
     """Training stopped early with a checkpoint; start it again with ``--resume``."""
 
     exit_code = ExitCode.STOPPED
@@ -80,5 +80,5 @@ BY_EXIT_CODE: dict[int, type[MpitrainError]] = {
     ExitCode.CHECKPOINT: CheckpointError,
     ExitCode.MPI: LaunchError,
     ExitCode.DIVERGED: DivergedError,
-    ExitCode.STOPPED: EarlyStop,
+    ExitCode.STOPPED: StoppedEarlyError,
 }

@@ -1,0 +1,170 @@
+"""The configuration: one frozen structure a section, with types, bounds and defaults in one place."""
+
+from typing import Annotated, Literal
+
+from msgspec import Meta, Struct, field
+
+Count = Annotated[int, Meta(ge=1)]
+Index = Annotated[int, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0)]
+NonNegative = Annotated[float, Meta(ge=0)]
+Fraction = Annotated[float, Meta(ge=0, lt=1)]
+
+Task = Literal["classify", "forecast", "lm"]
+CodecName = Literal["raw", "fp16", "int8"]
+MemoryName = Literal["none", "residual", "delta"]
+CollectiveName = Literal["native", "ring", "direct"]
+
+
+class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A table of the configuration file."""
+
+
+class ModelConfig(Section, frozen=True, kw_only=True):
+    """[model]: what is trained."""
+
+    kind: Literal["transformer", "mlp"] = "transformer"
+    task: Task = "classify"
+    d_model: Count = 64
+    layers: Count = 2
+    heads: Count = 4
+    d_ff: Count | None = None
+    """Width of the hidden layer of a block; 4 d_model where left out."""
+    hidden: list[Count] = field(default_factory=lambda: [128, 128])
+    """Widths of the hidden layers of an MLP."""
+    dropout: Fraction = 0.0
+    label_smoothing: Fraction = 0.0
+
+
+class DataConfig(Section, frozen=True, kw_only=True):
+    """[data]: what it is trained on."""
+
+    kind: Literal["stations", "windows"] = "stations"
+    placement: Literal["station", "shuffled"] = "station"
+    """station: every rank reads its own stations; shuffled: one global permutation an epoch, sliced by rank."""
+    window: Count = 16
+    stride: Count | None = None
+    """Rows between the starts of two windows; as many as ``window`` where left out."""
+    horizon: Count = 4
+    """Forecast: rows that follow the window and are to be predicted."""
+
+    stations: Count = 8
+    samples: Count = 6000
+    """Training windows of all stations together (kind = "stations")."""
+    test_samples: Count = 2000
+    skew: NonNegative = 1.0
+    """0: equal stations; 1: sizes and class mixes as unequal as those of real cells."""
+
+    path: str = ""
+    """File of kind "windows": .npz with one array a column or a matrix ``x``."""
+    x: str = "x"
+    y: str = "y"
+    group: str = ""
+    """Array that names the station (trace, session, node) of each row; windows never cross it."""
+    test_groups: list[int | str] = field(default_factory=list)
+    active: str = ""
+    """Column that must be above zero somewhere in a window for it to count; empty: every window counts."""
+    log1p: list[str] = field(default_factory=list)
+    """Columns replaced by sign(v) ln(1 + abs(v)); "*" for all."""
+    standardize: bool = True
+    """Shift and scale every column by its mean and standard deviation over the training windows."""
+
+
+class TrainConfig(Section, frozen=True, kw_only=True):
+    """[train]: how long, and with what batches."""
+
+    steps: Count = 300
+    batch_size: Count = 64
+    """Samples of a step over all ranks together."""
+    seed: Index = 0
+    eval_every: Index = 100
+    """Steps between evaluations on the test samples; 0: only at the end."""
+    clip_norm: NonNegative = 1.0
+    """Bound of the global gradient norm; 0: no clipping."""
+    max_skips: Count = 10
+    """Steps in a row that may be skipped for non-finite gradients before the run counts as diverged."""
+
+
+class OptimConfig(Section, frozen=True, kw_only=True):
+    """[optim]: the optimizer and its learning rate."""
+
+    kind: Literal["adamw", "sgd"] = "adamw"
+    lr: Positive = 1e-3
+    schedule: Literal["constant", "cosine", "linear"] = "cosine"
+    warmup_steps: Index = 0
+    min_lr_ratio: Fraction = 0.0
+    weight_decay: NonNegative = 0.01
+    beta1: Fraction = 0.9
+    beta2: Fraction = 0.999
+    eps: Positive = 1e-8
+    momentum: Fraction = 0.9
+    nesterov: bool = False
+
+
+class ParallelConfig(Section, frozen=True, kw_only=True):
+    """[parallel]: the process grid."""
+
+    dp: Count | None = None
+    """Ranks of the data axis; what the ranks allow where left out."""
+
+
+class RuleConfig(Section, frozen=True, kw_only=True):
+    """[[exchange.rule]]: the codec of the tensors whose name matches; the first match wins."""
+
+    match: str
+    codec: CodecName
+
+
+class ExchangeConfig(Section, frozen=True, kw_only=True):
+    """[exchange]: when, how and as what bytes gradients travel."""
+
+    when: Literal["sync"] = "sync"
+    collective: CollectiveName = "direct"
+    codec: CodecName = "int8"
+    memory: MemoryName | None = None
+    """"residual" where left out, "none" for codec raw."""
+    rounding: Literal["nearest", "stochastic"] = "nearest"
+    overlap: bool = True
+    """Start a bucket as soon as backward has filled it; off: after backward. Same bits, same bytes."""
+    bucket_mb: Positive | None = None
+    """Size of a bucket in 10^6 bytes of float32; a sixth of the model where left out."""
+    rule: list[RuleConfig] = field(default_factory=list)
+
+
+class CheckpointConfig(Section, frozen=True, kw_only=True):
+    """[checkpoint]: what is kept of a run."""
+
+    every: Index = 100
+    """Steps between checkpoints; 0: only at the end."""
+    keep: Count = 2
+
+
+class NetworkConfig(Section, frozen=True, kw_only=True):
+    """[network]: limits of the transport."""
+
+    peer_timeout_s: Positive = 60.0
+    """Silence after which a peer counts as lost; longer than the longest outage to be tolerated."""
+    max_message_mb: Positive = 1024.0
+    """Messages above this size (10^6 bytes) are sent in pieces; MPI counts end at 2^31 bytes."""
+
+
+class RunConfig(Section, frozen=True, kw_only=True):
+    """[run]: where results go."""
+
+    folder: str = "runs/default"
+    shared_fs: bool = True
+    """Whether all ranks see the same run folder; off: each host keeps its own."""
+
+
+class Config(Section, frozen=True, kw_only=True):
+    """A whole run."""
+
+    model: ModelConfig = ModelConfig()
+    data: DataConfig = DataConfig()
+    train: TrainConfig = TrainConfig()
+    optim: OptimConfig = OptimConfig()
+    parallel: ParallelConfig = ParallelConfig()
+    exchange: ExchangeConfig = ExchangeConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    network: NetworkConfig = NetworkConfig()
+    run: RunConfig = RunConfig()

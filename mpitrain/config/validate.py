@@ -1,0 +1,62 @@
+"""What does not go together: the one table of refusals, and the defaults that depend on other values."""
+
+from msgspec import structs
+
+from mpitrain.config.schema import CodecName, CollectiveName, Config, ExchangeConfig, MemoryName
+from mpitrain.errors import ConfigError
+
+
+def refusal(collective: CollectiveName, codec: CodecName, memory: MemoryName, rounding: str = "nearest") -> str | None:
+    """Say why a combination of answers is refused, or None where it works."""
+    if collective == "native" and codec != "raw":
+        return (
+            f'exchange.collective = "native" is MPI\'s own float sum and carries codec "raw" only, got "{codec}"; '
+            'set collective = "direct" or codec = "raw"'
+        )
+    if codec == "raw" and memory != "none":
+        return f'exchange.memory = "{memory}" has no error to remember with codec "raw"; set memory = "none"'
+    if rounding == "stochastic" and codec != "int8":
+        return f'exchange.rounding = "stochastic" needs codec "int8", got "{codec}"; set rounding = "nearest"'
+    return None
+
+
+def memory_of(exchange: ExchangeConfig) -> MemoryName:
+    """Resolve the memory where it is left out: error feedback, except for the codec that makes no error."""
+    return exchange.memory or ("none" if exchange.codec == "raw" else "residual")
+
+
+def with_derived(config: Config) -> Config:
+    """Fill in the values that follow from others where they are left out."""
+    model, data = config.model, config.data
+    return structs.replace(
+        config,
+        model=structs.replace(model, d_ff=model.d_ff or 4 * model.d_model),
+        data=structs.replace(data, stride=data.stride or data.window),
+        exchange=structs.replace(config.exchange, memory=memory_of(config.exchange)),
+    )
+
+
+def check_consistency(config: Config) -> None:
+    """Refuse values that do not go together.
+
+    Raises
+    ------
+    ConfigError
+        Names the keys, their values and the remedy.
+    """
+    exchange, model, data = config.exchange, config.model, config.data
+    reason = refusal(exchange.collective, exchange.codec, memory_of(exchange), exchange.rounding)
+    rules = [rule for rule in exchange.rule if rule.codec != "raw"]
+    if reason is None and exchange.collective == "native" and rules:
+        reason = f'exchange.rule: collective "native" carries codec "raw" only, got "{rules[0].codec}"'
+    if reason is None and model.kind == "transformer" and model.d_model % model.heads:
+        divisors = [heads for heads in range(1, model.d_model + 1) if model.d_model % heads == 0]
+        reason = f"model.heads = {model.heads} does not divide model.d_model = {model.d_model}; use one of {divisors}"
+    if reason is None and data.kind == "windows" and not data.path:
+        reason = 'data.path is empty, but data.kind = "windows" reads a file; set data.path'
+    if reason is None and model.task == "lm":
+        reason = (
+            f'model.task = "lm" needs token data, but data.kind = "{data.kind}" has none; use "classify" or "forecast"'
+        )
+    if reason is not None:
+        raise ConfigError(reason)
