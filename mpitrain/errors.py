@@ -21,9 +21,18 @@ class ExitCode(IntEnum):
 
 
 class MpitrainError(Exception):
-    """A failure whose message is meant for the user; ``exit_code`` is its kind."""
+    """A failure whose message is meant for the user.
+
+    Attributes
+    ----------
+    exit_code : ExitCode
+        Its kind.
+    agreed : bool
+        Every rank has raised it, so one may print it for all and all may leave in order.
+    """
 
     exit_code = ExitCode.INTERNAL
+    agreed = False
 
 
 class ConfigError(MpitrainError):

@@ -1,0 +1,1 @@
+"""What bytes travel: one file a codec, the registry, the memories."""

@@ -1,0 +1,1 @@
+"""How a sum travels: native MPI, ring, direct; one Reducer contract."""

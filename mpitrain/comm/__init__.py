@@ -1,0 +1,1 @@
+"""MPI: start and abort, the process grid, messages, the one wait, agreement, the fault hook."""

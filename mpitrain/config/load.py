@@ -5,7 +5,6 @@ import json
 import re
 import tomllib
 import types
-import types
 import typing
 from dataclasses import dataclass
 from pathlib import Path

@@ -56,16 +56,22 @@ class DataConfig(Section, frozen=True, kw_only=True):
     """0: equal stations; 1: sizes and class mixes as unequal as those of real cells."""
 
     path: str = ""
-    """File of kind "windows": .npz with one array a column or a matrix ``x``."""
+    """File of kind "windows": .npz with one array a column or a matrix."""
     x: str = "x"
+    """A matrix [rows, columns], whose columns the array ``columns`` may name; or arrays, separated by commas."""
     y: str = "y"
+    """Array with the label of each row (0, 1, …), or with the values to be forecast."""
     group: str = ""
     """Array that names the station (trace, session, node) of each row; windows never cross it."""
     test_groups: list[int | str] = field(default_factory=list)
-    active: str = ""
-    """Column that must be above zero somewhere in a window for it to count; empty: every window counts."""
+    skip_groups: list[int | str] = field(default_factory=list)
+    """Groups that are used neither for training nor for testing."""
+    active: list[str] = field(default_factory=list)
+    """A window counts where one of these columns is above zero in one of its rows; empty: every window counts."""
     log1p: list[str] = field(default_factory=list)
-    """Columns replaced by sign(v) ln(1 + abs(v)); "*" for all."""
+    """Columns, the values of a forecast among them, replaced by sign(v) ln(1 + abs(v)); "*" for all."""
+    missing: Literal["refuse", "zero"] = "refuse"
+    """What becomes of NaN in ``x``; infinities are always refused."""
     standardize: bool = True
     """Shift and scale every column by its mean and standard deviation over the training windows."""
 

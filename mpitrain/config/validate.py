@@ -2,11 +2,11 @@
 
 from msgspec import structs
 
-from mpitrain.config.schema import CodecName, CollectiveName, Config, ExchangeConfig, MemoryName
+from mpitrain.config.schema import Config, ExchangeConfig, MemoryName
 from mpitrain.errors import ConfigError
 
 
-def refusal(collective: CollectiveName, codec: CodecName, memory: MemoryName, rounding: str = "nearest") -> str | None:
+def refusal(collective: str, codec: str, memory: str, rounding: str = "nearest") -> str | None:
     """Say why a combination of answers is refused, or None where it works."""
     if collective == "native" and codec != "raw":
         return (

@@ -1,0 +1,62 @@
+"""Reinterpretations between floats and integers that numba does not offer, through LLVM's own instructions.
+
+``fptrunc`` and ``fpext`` on the half type are IEEE 754 conversions with rounding to nearest even. They compile to the
+processor's instruction where it has one (F16C) and to the compiler's library routine elsewhere, with the same bits.
+"""
+
+from typing import Any
+
+from llvmlite import ir
+from numba import types
+from numba.extending import intrinsic
+
+_AS_FLOAT = {types.uint32: (types.float32, ir.FloatType()), types.uint64: (types.float64, ir.DoubleType())}
+
+
+@intrinsic
+def as_float(typing_context: Any, bits: Any) -> Any:
+    """Read the bits of a uint32 as float32, of a uint64 as float64."""
+    if bits not in _AS_FLOAT:
+        return None
+    kind, llvm = _AS_FLOAT[bits]
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], llvm)
+
+    return kind(bits), build
+
+
+@intrinsic
+def as_bits(typing_context: Any, value: Any) -> Any:
+    """Read a float32 as the uint32 of its bits."""
+    if value != types.float32:
+        return None
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(args[0], ir.IntType(32))
+
+    return types.uint32(types.float32), build
+
+
+@intrinsic
+def single_to_half(typing_context: Any, value: Any) -> Any:
+    """Round a float32 to half precision; returns the 16 bits."""
+    if value != types.float32:
+        return None
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.bitcast(builder.fptrunc(args[0], ir.HalfType()), ir.IntType(16))
+
+    return types.uint16(types.float32), build
+
+
+@intrinsic
+def half_to_single(typing_context: Any, bits: Any) -> Any:
+    """Widen the 16 bits of a half to float32, exactly."""
+    if bits != types.uint16:
+        return None
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
+
+    return types.float32(types.uint16), build

@@ -1,0 +1,169 @@
+"""The library call: a compressed allreduce for any numpy array, without the rest of the package."""
+
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from mpi4py import MPI
+
+from mpitrain.arrays import Floats, aligned_zeros
+from mpitrain.codecs.memory import SENDERS
+from mpitrain.codecs.noise import noise_key
+from mpitrain.codecs.registry import CODECS, make_codec
+from mpitrain.collectives.base import Bucket, Traffic, Transport, compile_kernels
+from mpitrain.collectives.registry import COLLECTIVES, make_reducer
+from mpitrain.comm.agreement import agree, first_on_node, same_everywhere
+from mpitrain.comm.frame import MAX_MESSAGE_BYTES
+from mpitrain.comm.grid import Axis
+from mpitrain.config.validate import refusal
+from mpitrain.errors import ConfigError
+
+ACCEPTED = (np.float16, np.float32, np.float64)
+ROUNDINGS = ("nearest", "stochastic")
+
+
+class Allreduce:
+    """Sum arrays of one size over a communicator, sending compressed bytes.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+        Ranks that take part. It is duplicated: messages of the caller are never met.
+    size : int
+        Elements of every array; 0 is legal.
+    codec : {"int8", "fp16", "raw"}
+        What bytes travel. int8 sends 1.02 bytes a value, fp16 2, raw the value itself.
+    memory : {"residual", "delta", "none"} or None
+        What is remembered between calls: ``residual`` adds what rounding lost to the next array (for gradients),
+        ``delta`` sends the change against the last sum (for slowly changing arrays). None: ``residual``, or ``none``
+        with raw.
+    collective : {"direct", "ring", "native"}
+        How they travel; ``native`` is MPI_Allreduce and carries raw only.
+    dtype : float32 or float64
+        Type in which sums are made. Arrays may be float16, float32 or float64 and are converted to it.
+    rounding : {"nearest", "stochastic"}
+        Stochastic rounding (int8) is right on average.
+    seed : int
+        Of stochastic rounding; the same on all ranks.
+    timeout_s : float
+        Silence after which a peer counts as lost.
+    max_message_bytes : int
+        Longer messages are sent in pieces.
+    name : str
+        Of the array, for messages.
+
+    Raises
+    ------
+    ConfigError
+        Unknown names or a refused combination; on all ranks.
+
+    Notes
+    -----
+    Building, calling and closing are collective over ``comm``. Use as a context manager, or call ``close``.
+
+    Examples
+    --------
+    >>> with mpitrain.Allreduce(MPI.COMM_WORLD, gradient.size) as allreduce:  # doctest: +SKIP
+    ...     traffic = allreduce(gradient)
+    """
+
+    def __init__(
+        self,
+        comm: MPI.Comm,
+        size: int,
+        *,
+        codec: str = "int8",
+        memory: str | None = None,
+        collective: str = "direct",
+        dtype: npt.DTypeLike = np.float32,
+        rounding: str = "nearest",
+        seed: int = 0,
+        timeout_s: float = 60.0,
+        max_message_bytes: int = MAX_MESSAGE_BYTES,
+        name: str = "array",
+    ) -> None:
+        self.name = name
+        self._axis = Axis(comm.Dup(), "allreduce")
+        memory = memory or ("none" if codec == "raw" else "residual")
+        agree(self._axis, lambda: _check(size, codec, memory, collective, rounding))
+        choice = [size, codec, memory, collective, np.dtype(dtype).str, rounding, seed, max_message_bytes]
+        same_everywhere(self._axis, choice, "the arguments of Allreduce")
+        self._seed, self._calls = seed, 0
+        self._work: Floats = aligned_zeros(size, dtype)
+        coder = make_codec(codec, dtype, stochastic=rounding == "stochastic")
+        self._reducer = make_reducer(collective, self._axis, Transport(timeout_s, max_message_bytes))
+        self._state = self._reducer.open(Bucket(self._work), coder, memory)
+        first_on_node(self._axis, lambda: compile_kernels(coder, memory))
+
+    def __call__(self, array: npt.NDArray[Any]) -> Traffic:
+        """Replace ``array`` by the sum over all ranks, the same bits everywhere.
+
+        Parameters
+        ----------
+        array : float16, float32 or float64 array
+            Any shape and strides, ``size`` elements; overwritten in place. A float16 sum that overflows is infinite.
+
+        Returns
+        -------
+        Traffic
+            Bytes, messages and seconds of this rank.
+
+        Raises
+        ------
+        TypeError
+            Integers, booleans, complex numbers or objects, before anything is sent.
+        ValueError
+            Wrong number of elements, or an array that cannot be written.
+        FloatingPointError
+            Some rank's array holds NaN or infinity: raised on all ranks, ``array`` and the memories are unchanged.
+        PeerLostError, ProtocolError
+            A rank stayed away, or called something else.
+        """
+        self._check_array(array)
+        self._work[:] = array.reshape(-1)
+        self._calls += 1
+        pending = self._reducer.start(self._state, noise_key(self._seed, self._calls, self._axis.rank))
+        traffic = pending.wait()
+        if pending.nonfinite:
+            self._state.rollback()
+            raise FloatingPointError(f"{self.name}: NaN or infinity on at least one rank; nothing was changed")
+        self._state.commit()
+        array[...] = self._work.reshape(array.shape)
+        return traffic
+
+    def _check_array(self, array: npt.NDArray[Any]) -> None:
+        if not isinstance(array, np.ndarray) or array.dtype not in ACCEPTED:
+            kind = getattr(array, "dtype", type(array).__name__)
+            raise TypeError(f"{self.name}: expected a numpy array of float16, float32 or float64, got {kind}")
+        if array.size != self._work.size:
+            raise ValueError(f"{self.name}: expected {self._work.size} elements, got {array.size} ({array.shape})")
+        if not array.flags.writeable:
+            raise ValueError(f"{self.name}: the array is read-only, but the sum replaces it; pass a copy")
+
+    def close(self) -> None:
+        """Free the communicator. Collective."""
+        self._axis.comm.Free()
+
+    def __enter__(self) -> "Allreduce":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        # Freeing is collective: after an error on this rank alone it would wait for the others.
+        if error is None:
+            self.close()
+
+
+def _check(size: int, codec: str, memory: str, collective: str, rounding: str) -> None:
+    if not isinstance(size, int | np.integer) or size < 0:
+        raise ConfigError(f"Allreduce: expected a size of 0 or more, got {size!r}")
+    for what, name, known in (
+        ("codec", codec, CODECS),
+        ("memory", memory, SENDERS),
+        ("collective", collective, COLLECTIVES),
+        ("rounding", rounding, ROUNDINGS),
+    ):
+        if name not in known:
+            raise ConfigError(f"Allreduce: {what}: expected one of {', '.join(known)}, got {name!r}")
+    if reason := refusal(collective, codec, memory, rounding):
+        raise ConfigError(f"Allreduce: {reason}")

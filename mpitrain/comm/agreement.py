@@ -1,0 +1,105 @@
+"""What may differ by rank is gathered before anyone acts on it; a failure of one is raised on all."""
+
+import json
+from collections.abc import Callable
+from typing import TypeVar
+
+import numpy as np
+from mpi4py import MPI
+
+from mpitrain.comm.grid import Axis
+from mpitrain.comm.waiting import wait_all
+from mpitrain.errors import BY_EXIT_CODE, ConfigError, MpitrainError
+
+T = TypeVar("T")
+
+START_TIMEOUT_S = 600.0
+"""Patience while ranks read data or compile; a rank that dies ends the job by itself."""
+
+
+def gather(axis: Axis, value: object, *, timeout_s: float = START_TIMEOUT_S) -> list[object]:
+    """Give every rank every rank's ``value``, in the order of ranks. Collective over ``axis``.
+
+    ``value`` is anything that JSON can carry: control data, not arrays.
+    """
+    mine = np.frombuffer(json.dumps(value).encode(), np.uint8)
+    counts = np.zeros(axis.size, np.int64)
+    wait_all(
+        [axis.comm.Iallgather(np.array([mine.size], np.int64), counts)],
+        f"all ranks of the {axis.name} axis",
+        timeout_s=timeout_s,
+    )
+    everything = np.empty(int(counts.sum()), np.uint8)
+    wait_all(
+        [axis.comm.Iallgatherv(mine, [everything, counts.tolist(), None, MPI.BYTE])],
+        f"all ranks of the {axis.name} axis",
+        timeout_s=timeout_s,
+    )
+    parts = np.split(everything, np.cumsum(counts)[:-1])
+    return [json.loads(part.tobytes()) for part in parts]
+
+
+def agree(axis: Axis, action: Callable[[], T], *, timeout_s: float = START_TIMEOUT_S) -> T:
+    """Do something that may fail on some ranks only, and fail on all ranks if it failed on any.
+
+    Collective over ``axis``.
+
+    Raises
+    ------
+    MpitrainError
+        The error of the lowest rank that failed, of the same kind on all ranks, with ``agreed`` set: rank 0 may print
+        it for everyone. Errors of other classes (bugs) are raised as they are, where they are.
+    """
+    result: T | None = None
+    failure: MpitrainError | None = None
+    try:
+        result = action()
+    except MpitrainError as error:
+        failure = error
+    mine = None if failure is None else [int(failure.exit_code), str(failure)]
+    reports = gather(axis, mine, timeout_s=timeout_s)
+    failed = [(rank, report) for rank, report in enumerate(reports) if isinstance(report, list)]
+    if failed:
+        rank, (code, message) = failed[0]
+        everywhere = all(report == [code, message] for report in reports)
+        error = BY_EXIT_CODE.get(code, MpitrainError)(message if everywhere else f"rank {rank}: {message}")
+        error.agreed = True
+        raise error
+    return result  # type: ignore[return-value]
+
+
+def same_everywhere(axis: Axis, value: object, what: str) -> None:
+    """Refuse to go on where ranks hold different values. Collective over ``axis``; raises ConfigError on all."""
+    values = gather(axis, value)
+    odd = next((rank for rank, other in enumerate(values) if other != values[0]), None)
+    if odd is not None:
+        error = ConfigError(f"{what} differ: rank 0 has {values[0]}, rank {odd} has {values[odd]}")
+        error.agreed = True
+        raise error
+
+
+def first_on_node(axis: Axis, action: Callable[[], None], *, timeout_s: float = START_TIMEOUT_S) -> None:
+    """Let one rank of every host do something before its neighbours do. Collective over ``axis``.
+
+    For numba: the first compiles and fills the cache, the others read it; several writers at once have crashed
+    (numba issue 10128).
+    """
+    node = axis.comm.Split_type(MPI.COMM_TYPE_SHARED)
+    try:
+        if node.Get_rank() == 0:
+            action()
+        wait_all([node.Ibarrier()], "the first rank of this host to compile", timeout_s=timeout_s)
+        if node.Get_rank() != 0:
+            action()
+    finally:
+        node.Free()
+
+
+def broadcast(axis: Axis, values: np.ndarray, *, timeout_s: float, piece_bytes: int, root: int = 0) -> None:  # type: ignore[type-arg]
+    """Overwrite ``values`` (contiguous, same size on all ranks) with those of ``root``. Collective over ``axis``."""
+    flat = values.reshape(-1).view(np.uint8)
+    requests = [
+        axis.comm.Ibcast([flat[start : start + piece_bytes], MPI.BYTE], root)
+        for start in range(0, flat.size, piece_bytes)
+    ]
+    wait_all(requests, f"rank {root} of the {axis.name} axis to broadcast", timeout_s=timeout_s)

@@ -1,0 +1,133 @@
+"""Faults on purpose, for tests: ``MPITRAIN_FAULT`` is a ``;``-separated list of ``kind:key=value,…``.
+
+Absent in normal runs, announced loudly when set; nothing but tests may depend on it.
+
+==============  ============================================================================================
+kind            what happens on ``rank`` (all where left out) at ``step`` (every one where left out)
+==============  ============================================================================================
+raise           an exception with ``message``
+kill            the process ends by SIGKILL
+stop            the loop stops as it does at a wall-time limit: checkpoint, exit 75
+delay           the step takes ``seconds`` longer
+nan, inf        one element of the gradient of ``tensor`` (the first where left out) becomes NaN or infinite
+const           the whole gradient becomes ``value``
+kill_save       SIGKILL while the checkpoint is being written
+corrupt_save    one byte of the written shard is changed before it is verified
+slow_save       the save takes ``seconds`` longer
+raise_end       an exception after the last step, before the summary
+==============  ============================================================================================
+"""
+
+import os
+import signal
+import time
+from dataclasses import dataclass
+
+from mpitrain.errors import ConfigError
+
+VARIABLE = "MPITRAIN_FAULT"
+KINDS = (
+    "raise",
+    "kill",
+    "stop",
+    "delay",
+    "nan",
+    "inf",
+    "const",
+    "kill_save",
+    "corrupt_save",
+    "slow_save",
+    "raise_end",
+)
+
+
+class InjectedFaultError(RuntimeError):
+    """The exception of the fault ``raise``."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One fault; None matches everything."""
+
+    kind: str
+    rank: int | None = None
+    step: int | None = None
+    tensor: str = ""
+    message: str = "injected fault"
+    seconds: float = 1.0
+    value: float = 1.0
+
+
+class FaultHook:
+    """The faults of one rank.
+
+    Parameters
+    ----------
+    text : str
+        Value of the variable; empty for none.
+    rank : int
+        This rank of the world.
+
+    Raises
+    ------
+    ConfigError
+        Text that names no known fault.
+    """
+
+    def __init__(self, text: str, rank: int) -> None:
+        faults = [_parse(item) for item in text.split(";") if item.strip()]
+        self.faults = [fault for fault in faults if fault.rank in (None, rank)]
+        self.text = text
+
+    @classmethod
+    def from_environment(cls, rank: int) -> "FaultHook":
+        """Read the variable."""
+        return cls(os.environ.get(VARIABLE, ""), rank)
+
+    def find(self, kind: str, step: int) -> Fault | None:
+        """Return the fault of a kind that is due at a step."""
+        due = (fault for fault in self.faults if fault.kind == kind and fault.step in (None, step))
+        return next(due, None)
+
+    def at_step(self, step: int) -> None:
+        """Raise, die or sleep, if it is time."""
+        if fault := self.find("delay", step):
+            time.sleep(fault.seconds)
+        if self.find("kill", step):
+            kill_self()
+        if fault := self.find("raise", step):
+            raise InjectedFaultError(fault.message)
+
+    def at_end(self) -> None:
+        """Raise after the last step, if asked to."""
+        if fault := self.find("raise_end", 0):
+            raise InjectedFaultError(fault.message)
+
+
+def kill_self() -> None:
+    """End this process as the kernel's out-of-memory killer would."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _parse(item: str) -> Fault:
+    kind, _, rest = item.strip().partition(":")
+    if kind not in KINDS:
+        raise ConfigError(f"{VARIABLE}: expected one of {', '.join(KINDS)}, got {kind!r}")
+    fields: dict[str, str] = {}
+    for pair in filter(None, rest.split(",")):
+        key, equals, value = pair.partition("=")
+        if not equals or key.strip() not in Fault.__dataclass_fields__ or key.strip() == "kind":
+            raise ConfigError(f"{VARIABLE}: expected key=value with a key of the list, got {pair!r} in {item!r}")
+        fields[key.strip()] = value
+    try:
+        return Fault(
+            kind,
+            rank=int(fields["rank"]) if "rank" in fields else None,
+            step=int(fields["step"]) if "step" in fields else None,
+            tensor=fields.get("tensor", ""),
+            message=fields.get("message", "injected fault"),
+            seconds=float(fields.get("seconds", "1")),
+            value=float(fields.get("value", "1")),
+        )
+    except ValueError as error:
+        raise ConfigError(f"{VARIABLE}: {error} in {item!r}") from None

@@ -1,0 +1,73 @@
+"""One axis of the process grid, and the grid that owns the communicators."""
+
+from dataclasses import dataclass
+from types import TracebackType
+
+from mpi4py import MPI
+
+from mpitrain.errors import LaunchError
+from mpitrain.partition import GridShape
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The ranks along one direction of the grid; the only thing layers and reducers know of MPI.
+
+    Attributes
+    ----------
+    comm : MPI.Comm
+        Owned by the grid, or by whoever built the axis.
+    name : str
+        Direction, for messages: ``data``, ``pipeline``, ``tensor``.
+    """
+
+    comm: MPI.Comm
+    name: str = "data"
+
+    @property
+    def rank(self) -> int:
+        """Position of this process along the axis."""
+        return int(self.comm.Get_rank())
+
+    @property
+    def size(self) -> int:
+        """Ranks along the axis."""
+        return int(self.comm.Get_size())
+
+
+class ProcessGrid:
+    """World split into axes.
+
+    Parameters
+    ----------
+    comm : MPI.Comm
+        Every rank of it takes part; it is duplicated, so that no message meets one of the caller's.
+    shape : GridShape
+        Must cover the communicator.
+
+    Notes
+    -----
+    Collective over ``comm``. Use as a context manager, or call ``close``: MPI has a few thousand communicators only.
+    """
+
+    def __init__(self, comm: MPI.Comm, shape: GridShape) -> None:
+        if shape.size != comm.Get_size():
+            raise LaunchError(f"grid of {shape.size} ranks on a communicator of {comm.Get_size()}")
+        self.shape = shape
+        self.world = Axis(comm.Dup(), "world")
+        dp, pp, tp = shape.coordinates(self.world.rank)
+        colour = pp * shape.tp + tp
+        self.data = Axis(self.world.comm.Split(colour, dp), "data")
+
+    def close(self) -> None:
+        """Free the communicators. Collective."""
+        self.data.comm.Free()
+        self.world.comm.Free()
+
+    def __enter__(self) -> "ProcessGrid":
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        # Freeing is collective: after an error on this rank alone it would wait for the others.
+        if error is None:
+            self.close()

@@ -1,0 +1,106 @@
+"""MPI from start to end, in one place: late initialization, the launcher's hints, and the way out after an error."""
+
+import faulthandler
+import os
+import sys
+import traceback
+from dataclasses import dataclass
+from typing import NoReturn
+
+import mpi4py
+
+from mpitrain.errors import ExitCode, LaunchError, MpitrainError
+
+mpi4py.rc(initialize=False, finalize=False)
+from mpi4py import MPI  # noqa: E402  (the two options only work before this import)
+
+HINTS = {
+    "OMPI_COMM_WORLD_SIZE": "Open MPI",
+    "PMI_SIZE": "MPICH or another PMI launcher",
+    "SLURM_STEP_NUM_TASKS": "Slurm's srun",
+}
+"""Variables in which launchers tell the number of processes, the most specific first."""
+
+RANK_HINTS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
+
+
+@dataclass
+class Position:
+    """Where the process stands, for the report of an unexpected error."""
+
+    step: int | None = None
+
+
+def library_name() -> str:
+    """Name the linked MPI library, one line."""
+    return str(MPI.Get_library_version()).split("\n")[0].strip("\0 ,").partition(", package")[0]
+
+
+def start() -> MPI.Intracomm:
+    """Initialize MPI and check that the launcher and the library mean the same job.
+
+    Asks for the least thread level that is needed: one thread calls MPI.
+
+    Returns
+    -------
+    MPI.Intracomm
+        The world. ``finish`` or ``abort`` must follow.
+
+    Raises
+    ------
+    LaunchError
+        The launcher started another number of processes than the library sees: they belong to different MPIs, and
+        every process would train alone and write the same files.
+    """
+    if not MPI.Is_initialized():
+        MPI.Init_thread(MPI.THREAD_FUNNELED)
+    MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
+    size = MPI.COMM_WORLD.Get_size()
+    present = [(name, os.environ[name]) for name in HINTS if os.environ.get(name, "").isdigit()]
+    for name, value in present[:1]:
+        if int(value) != size:
+            raise LaunchError(
+                f"launch: {HINTS[name]} started {value} processes ({name}={value}), but {library_name()} sees {size}; "
+                f"start with the mpirun of that library, or unset {name}"
+            )
+    return MPI.COMM_WORLD
+
+
+def hinted_rank() -> int:
+    """Guess this process's rank from the launcher's variables, for messages before MPI has started."""
+    values = [os.environ[name] for name in RANK_HINTS if os.environ.get(name, "").isdigit()]
+    return int(values[0]) if values else 0
+
+
+def finish() -> None:
+    """End MPI in order. Collective."""
+    if MPI.Is_initialized() and not MPI.Is_finalized():
+        MPI.Finalize()
+
+
+def fail(error: BaseException, position: Position) -> NoReturn:
+    """Report an error once and end the process, and every other one of the job if they do not know of it.
+
+    An agreed error is printed by rank 0 alone and all ranks leave in order. Any other is printed by the rank that met
+    it (a traceback with rank and step if it is a bug), which then aborts the job.
+    """
+    code = int(error.exit_code) if isinstance(error, MpitrainError) else int(ExitCode.INTERNAL)
+    running = MPI.Is_initialized() and not MPI.Is_finalized()
+    rank = MPI.COMM_WORLD.Get_rank() if running else hinted_rank()
+    if isinstance(error, MpitrainError) and (error.agreed or not running):
+        if rank == 0:
+            print(f"mpitrain: {error}", file=sys.stderr, flush=True)
+        finish()
+        sys.exit(code)
+    where = f"rank {rank}" + (f", step {position.step}" if position.step is not None else "")
+    if isinstance(error, MpitrainError):
+        text = f"mpitrain: {where}: {error}\n"
+    else:
+        text = f"mpitrain: {where}: unexpected error\n{''.join(traceback.format_exception(error))}"
+    sys.stderr.write(text)
+    sys.stderr.flush()
+    if running:
+        # If the launcher does not end us after the abort, the kernel does.
+        faulthandler.dump_traceback_later(10, exit=True)
+        MPI.COMM_WORLD.Abort(code)
+    os._exit(code)

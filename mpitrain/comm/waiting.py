@@ -1,0 +1,108 @@
+"""The only wait of the package: it yields the processor, and it always ends."""
+
+import time
+from collections.abc import Sequence
+from typing import Protocol
+
+from mpi4py import MPI
+
+from mpitrain.errors import PeerLostError
+
+SPIN_S = 30e-6
+"""Longest busy wait. Short, since there may be more ranks than cores."""
+
+MAX_SLEEP_S = 0.5e-3
+
+
+class Waitable(Protocol):
+    """Something that completes as messages arrive."""
+
+    @property
+    def progress(self) -> int:
+        """Grow whenever a peer was heard; the time limit starts anew then."""
+
+    def poll(self) -> bool:
+        """Advance without blocking; return whether it is complete."""
+
+    def waiting_for(self) -> str:
+        """Name what is missing, for the message of a timeout."""
+
+
+def wait(what: Waitable, *, timeout_s: float) -> float:
+    """Block until ``what`` is complete; return the seconds it took.
+
+    Tests, spins for ``SPIN_S``, then sleeps between tests, for longer and longer but never above ``MAX_SLEEP_S``.
+
+    Raises
+    ------
+    PeerLostError
+        Nothing was heard from any peer for ``timeout_s`` seconds.
+    """
+    start = heard = now = time.perf_counter()
+    progress, pause = what.progress, SPIN_S
+    while not what.poll():
+        now = time.perf_counter()
+        if what.progress != progress:
+            progress, heard, pause = what.progress, now, SPIN_S
+        elif now - heard > timeout_s:
+            raise PeerLostError(
+                f"no message for {timeout_s:g} s while waiting for {what.waiting_for()}; the peer has died, or its link "
+                "is down for longer than network.peer_timeout_s"
+            )
+        if now - heard > SPIN_S:
+            time.sleep(pause)
+            pause = min(2 * pause, MAX_SLEEP_S)
+    return time.perf_counter() - start
+
+
+class Requests:
+    """A set of MPI requests that is waited for as one.
+
+    Parameters
+    ----------
+    requests : sequence of MPI.Request
+        Owned from now on.
+    label : str
+        What they carry and from whom, for the message of a timeout.
+
+    Attributes
+    ----------
+    received_bytes : int
+        Sum of the sizes of the completed receives.
+    """
+
+    def __init__(self, requests: Sequence[MPI.Request], label: str) -> None:
+        self._requests = list(requests)
+        self._statuses = [MPI.Status() for _ in self._requests]
+        self._open = len(self._requests)
+        self._label = label
+        self.received_bytes = 0
+
+    @property
+    def progress(self) -> int:
+        """Count the completed requests."""
+        return len(self._requests) - self._open
+
+    def poll(self) -> bool:
+        """Test the open requests."""
+        if self._open:
+            done = MPI.Request.Testsome(self._requests, self._statuses) or []
+            self._open -= len(done)
+            self.received_bytes += sum(self._statuses[i].Get_count(MPI.BYTE) for i in range(len(done)))
+        return not self._open
+
+    def waiting_for(self) -> str:
+        """Name what is missing."""
+        return self._label
+
+    def cancel(self) -> None:
+        """Withdraw the receives that nobody will send to any more; sends are left to MPI."""
+        for request in self._requests:
+            if request != MPI.REQUEST_NULL:
+                request.Cancel()
+                request.Free()
+
+
+def wait_all(requests: Sequence[MPI.Request], label: str, *, timeout_s: float) -> float:
+    """Wait for a few requests at once; raises PeerLostError."""
+    return wait(Requests(requests, label), timeout_s=timeout_s)
