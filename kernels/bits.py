@@ -4,16 +4,24 @@
 processor's instruction where it has one (F16C) and to the compiler's library routine elsewhere, with the same bits.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, cast
 
 from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-_AS_FLOAT = {types.uint32: (types.float32, ir.FloatType()), types.uint64: (types.float64, ir.DoubleType())}
+Instruction = Callable[[Any], Any]
 
 
-@intrinsic
+def _instruction(build: Callable[[Any, Any], Any]) -> Instruction:
+    return cast(Instruction, intrinsic(build))
+
+
+_AS_FLOAT: dict[Any, tuple[Any, Any]] = {types.uint32: (types.float32, ir.FloatType()), types.uint64: (types.float64, ir.DoubleType())}
+
+
+@_instruction
 def as_float(typing_context: Any, bits: Any) -> Any:
     """Read the bits of a uint32 as float32, of a uint64 as float64."""
     if bits not in _AS_FLOAT:
@@ -26,7 +34,7 @@ def as_float(typing_context: Any, bits: Any) -> Any:
     return kind(bits), build
 
 
-@intrinsic
+@_instruction
 def as_bits(typing_context: Any, value: Any) -> Any:
     """Read a float32 as the uint32 of its bits."""
     if value != types.float32:
@@ -38,7 +46,7 @@ def as_bits(typing_context: Any, value: Any) -> Any:
     return types.uint32(types.float32), build
 
 
-@intrinsic
+@_instruction
 def single_to_half(typing_context: Any, value: Any) -> Any:
     """Round a float32 to half precision; returns the 16 bits."""
     if value != types.float32:
@@ -50,7 +58,7 @@ def single_to_half(typing_context: Any, value: Any) -> Any:
     return types.uint16(types.float32), build
 
 
-@intrinsic
+@_instruction
 def half_to_single(typing_context: Any, bits: Any) -> Any:
     """Widen the 16 bits of a half to float32, exactly."""
     if bits != types.uint16:

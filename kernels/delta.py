@@ -35,7 +35,7 @@ def fit_factors(x: Any, past: Any, factors: Any) -> None:
         start, stop = block * _BLOCK, min((block + 1) * _BLOCK, x.size)
         power = _dot(past[start:stop], past[start:stop])
         fit = _dot(x[start:stop], past[start:stop]) / power if power > 0 else 0.0
-        factors[block] = np.uint8(np.rint(min(max(fit, 0.0), 1.0) * LEVELS)) if fit == fit else np.uint8(0)
+        factors[block] = np.uint8(np.rint(min(max(fit, 0.0), 1.0) * LEVELS)) if np.isfinite(fit) else np.uint8(0)
 
 
 @kernel

@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core.registry import CPUDispatcher
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -50,7 +49,7 @@ def _choose_folder() -> Path | None:
 cache_folder: Path | None = _choose_folder()
 """Where machine code is kept; None when every process compiles for itself."""
 
-numba.config.CACHE_DIR = str(cache_folder or "")
+setattr(numba.config, "CACHE_DIR", str(cache_folder or ""))  # noqa: B010  (unknown to type checkers)
 
 
 def kernel(function: F) -> F:
@@ -62,8 +61,3 @@ def kernel(function: F) -> F:
     compiled = numba.njit(nogil=True, error_model="numpy", cache=cache_folder is not None)(function)
     return cast(F, compiled)
 
-
-def drop_cache(*kernels: object) -> None:
-    """Let ``kernels`` compile in memory from now on, after their files in the cache could not be read."""
-    for item in kernels:
-        cast(CPUDispatcher, item)._cache = numba.core.caching.NullCache()

@@ -126,7 +126,7 @@ def decode_int8(scales: Any, codes: Any, out: Any) -> int:
     for block in range(scales.size):
         start, stop = block * _BLOCK, min((block + 1) * _BLOCK, codes.size)
         bad += scales[block] > _MAX_SCALE
-        scale = as_float(np.uint32(np.uint32(scales[block]) << np.uint32(16)))
+        scale: Any = as_float(np.uint32(np.uint32(scales[block]) << np.uint32(16)))
         here, values = codes[start:stop], out[start:stop]
         for i in range(here.size):
             values[i] = np.float32(here[i]) * scale
@@ -140,7 +140,7 @@ def decode_int8_add(scales: Any, codes: Any, acc: Any) -> int:
     for block in range(scales.size):
         start, stop = block * _BLOCK, min((block + 1) * _BLOCK, codes.size)
         bad += scales[block] > _MAX_SCALE
-        scale = as_float(np.uint32(np.uint32(scales[block]) << np.uint32(16)))
+        scale: Any = as_float(np.uint32(np.uint32(scales[block]) << np.uint32(16)))
         here, values = codes[start:stop], acc[start:stop]
         for i in range(here.size):
             values[i] += np.float32(here[i]) * scale

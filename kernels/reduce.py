@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+
 from mpitrain.kernels.jit import kernel
 
 
@@ -19,7 +21,7 @@ def copy_count_not_finite(x: Any, out: Any) -> int:
     for i in range(x.size):
         value = x[i]
         out[i] = value
-        bad += not (value - value == 0)
+        bad += not np.isfinite(value)
     return bad
 
 
@@ -28,5 +30,5 @@ def count_not_finite(x: Any) -> int:
     """Count the values that are NaN or infinite."""
     bad = 0
     for i in range(x.size):
-        bad += not (x[i] - x[i] == 0)
+        bad += not np.isfinite(x[i])
     return bad

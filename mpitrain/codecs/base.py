@@ -1,7 +1,7 @@
 """The codec contract: floats to bytes and back, stateless, in buffers that the caller owns."""
 
 from abc import ABC, abstractmethod
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -33,7 +33,7 @@ class Codec(ABC):
     block: ClassVar[int] = 1
 
     def __init__(self, dtype: npt.DTypeLike = np.float32) -> None:
-        self.dtype = np.dtype(dtype)
+        self.dtype = cast(np.dtype[np.floating[Any]], np.dtype(dtype))
         if self.dtype not in (np.float32, np.float64):
             raise TypeError(f"codec {self.wire_id}: expected vectors of float32 or float64, got {self.dtype}")
 

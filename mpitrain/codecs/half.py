@@ -5,8 +5,10 @@ which all values were divided: value = half · 2^e. So finite values stay finite
 """
 
 import math
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from mpitrain.arrays import Bytes, Floats
 from mpitrain.codecs.base import Codec, view
@@ -55,7 +57,7 @@ class Half(Codec):
         halves, scale = self._open(wire, acc.size)
         decode_half_add(halves, scale, acc)
 
-    def _open(self, wire: Bytes, size: int) -> tuple[np.ndarray, np.floating]:  # type: ignore[type-arg]
+    def _open(self, wire: Bytes, size: int) -> tuple[npt.NDArray[np.uint16], np.floating[Any]]:
         exponent = 0
         if size and wire.size == 2 * size + 2:
             exponent = int(view(wire[2 * size :], np.int16)[0])

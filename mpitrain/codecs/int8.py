@@ -5,6 +5,8 @@ error of a value is at most half its block's scale when rounded to nearest, one 
 is at most (1 + 2^-7) · max / 127, and blocks whose maximum is below 1.5e-36 become zeros.
 """
 
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +15,10 @@ from mpitrain.codecs.base import Codec, view
 from mpitrain.errors import CodecError
 from mpitrain.kernels.quantize import BLOCK, decode_int8, decode_int8_add, encode_int8, encode_int8_stochastic
 
-_SIGN_MASK = {np.dtype(np.float32): np.uint32(2**31 - 1), np.dtype(np.float64): np.uint64(2**63 - 1)}
+_SIGN_MASK: dict[np.dtype[np.floating[Any]], np.unsignedinteger[Any]] = {
+    np.dtype(np.float32): np.uint32(2**31 - 1),
+    np.dtype(np.float64): np.uint64(2**63 - 1),
+}
 
 
 class Int8(Codec):

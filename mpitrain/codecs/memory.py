@@ -10,14 +10,15 @@ delta      d = C(x - a r); r becomes a r + d           r                 r
 
 ``residual`` is error feedback (Seide 2014; Karimireddy 2019): what rounding lost is added next time, so errors do not
 accumulate. ``delta`` is closed-loop difference coding (DPCM): both ends predict the vector from the last decoded one,
-with a factor ``a`` in fifteenths fitted per block of 128 and sent as four bits, which falls to 0 where the past does not
-help.
+with a factor ``a`` in fifteenths that is fitted per block of 128 and sent as four bits; it falls to 0 where the past
+does not help.
 
 Every state is double-buffered. Encoding and decoding write the next half; ``commit`` makes it the current one once the
 step is accepted on all ranks, ``rollback`` leaves everything as it was.
 """
 
 from abc import ABC, abstractmethod
+
 import numpy as np
 import numpy.typing as npt
 
@@ -240,4 +241,3 @@ class Delta(Memory):
 
 SENDERS: dict[str, type[Memory]] = {"none": NoMemory, "residual": ResidualSender, "delta": Delta}
 RECEIVERS: dict[str, type[Memory]] = {"none": NoMemory, "residual": NoMemory, "delta": Delta}
-

@@ -148,7 +148,9 @@ class Allreduce:
     def __enter__(self) -> "Allreduce":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         # Freeing is collective: after an error on this rank alone it would wait for the others.
         if error is None:
             self.close()

@@ -115,9 +115,7 @@ class BucketState:
     def states(self) -> dict[str, DoubleBuffer]:
         """Name every vector that a checkpoint must keep."""
         return {
-            f"{name}.{part}": state
-            for name, memory in self.memories.items()
-            for part, state in memory.states().items()
+            f"{name}.{part}": state for name, memory in self.memories.items() for part, state in memory.states().items()
         }
 
     def commit(self) -> None:

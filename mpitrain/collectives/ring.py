@@ -1,6 +1,6 @@
 """Ring: reduce-scatter, then all-gather, each rank speaking to its two neighbours only.
 
-2(p-1) messages a rank, one after the other; 2(p-1)/p of the vector each way. A partial sum is encoded anew at every hop.
+2(p-1) messages a rank, one after the other; 2(p-1)/p of the vector each way. Every hop encodes the partial sum anew.
 For stations wired as a ring or chain (Patarasuk and Yuan, 2009).
 """
 

@@ -5,8 +5,10 @@ from collections.abc import Callable
 from typing import TypeVar
 
 import numpy as np
+import numpy.typing as npt
 from mpi4py import MPI
 
+from mpitrain.arrays import Floats
 from mpitrain.comm.grid import Axis
 from mpitrain.comm.waiting import wait_all
 from mpitrain.errors import BY_EXIT_CODE, ConfigError, MpitrainError
@@ -39,6 +41,32 @@ def gather(axis: Axis, value: object, *, timeout_s: float = START_TIMEOUT_S) -> 
     return [json.loads(part.tobytes()) for part in parts]
 
 
+class NumberGather:
+    """A few numbers of every rank on their way to every rank. Collective over ``axis``.
+
+    Parameters
+    ----------
+    values : (n,) float64
+        This rank's; copied.
+    """
+
+    def __init__(self, axis: Axis, values: npt.NDArray[np.float64], *, timeout_s: float) -> None:
+        self._axis = axis
+        self._timeout_s = timeout_s
+        self._mine = values.astype(np.float64)
+        self.table: npt.NDArray[np.float64] = np.empty((axis.size, len(values)))
+        self._request = axis.comm.Iallgather(self._mine, self.table)
+
+    def wait(self) -> "NumberGather":
+        """Complete it; ``table`` then has a row for every rank."""
+        wait_all([self._request], f"all ranks of the {self._axis.name} axis", timeout_s=self._timeout_s)
+        return self
+
+    def sum_in_order(self) -> tuple[float, ...]:
+        """Add up the rows in the order of ranks: the same bits everywhere."""
+        return tuple(float(sum(column.tolist())) for column in self.table.T)
+
+
 def agree(axis: Axis, action: Callable[[], T], *, timeout_s: float = START_TIMEOUT_S) -> T:
     """Do something that may fail on some ranks only, and fail on all ranks if it failed on any.
 
@@ -62,9 +90,9 @@ def agree(axis: Axis, action: Callable[[], T], *, timeout_s: float = START_TIMEO
     if failed:
         rank, (code, message) = failed[0]
         everywhere = all(report == [code, message] for report in reports)
-        error = BY_EXIT_CODE.get(code, MpitrainError)(message if everywhere else f"rank {rank}: {message}")
-        error.agreed = True
-        raise error
+        agreed = BY_EXIT_CODE.get(code, MpitrainError)(message if everywhere else f"rank {rank}: {message}")
+        agreed.agreed = True
+        raise agreed
     return result  # type: ignore[return-value]
 
 
@@ -95,7 +123,13 @@ def first_on_node(axis: Axis, action: Callable[[], None], *, timeout_s: float = 
         node.Free()
 
 
-def broadcast(axis: Axis, values: np.ndarray, *, timeout_s: float, piece_bytes: int, root: int = 0) -> None:  # type: ignore[type-arg]
+def sum_arrays(axis: Axis, values: npt.NDArray[np.float64]) -> None:
+    """Replace a small array by its sum over all ranks, in the order MPI likes. Collective over ``axis``."""
+    request = axis.comm.Iallreduce(MPI.IN_PLACE, values)
+    wait_all([request], f"all ranks of the {axis.name} axis", timeout_s=START_TIMEOUT_S)
+
+
+def broadcast(axis: Axis, values: Floats, *, timeout_s: float, piece_bytes: int, root: int = 0) -> None:
     """Overwrite ``values`` (contiguous, same size on all ranks) with those of ``root``. Collective over ``axis``."""
     flat = values.reshape(-1).view(np.uint8)
     requests = [

@@ -98,6 +98,11 @@ class FaultHook:
         if fault := self.find("raise", step):
             raise InjectedFaultError(fault.message)
 
+    def slow_save(self, step: int) -> None:
+        """Sleep while saving, if asked to."""
+        if fault := self.find("slow_save", step):
+            time.sleep(fault.seconds)
+
     def at_end(self) -> None:
         """Raise after the last step, if asked to."""
         if fault := self.find("raise_end", 0):

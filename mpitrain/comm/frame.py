@@ -31,6 +31,9 @@ class Flag(IntFlag):
     """The payload is a difference to a prediction."""
 
 
+ORDINARY = Flag(0)
+
+
 class Tag(IntEnum):
     """What a message is for; the bucket's number is added in steps of ``len(Tag)``."""
 
@@ -68,11 +71,11 @@ class Frame:
         self.payload: Bytes = self.buffer[HEADER_BYTES:]
         self.nbytes = 0
 
-    def seal(self, expected: Expected, payload_bytes: int, flags: Flag = Flag(0)) -> None:
+    def seal(self, expected: Expected, payload_bytes: int, flags: Flag = ORDINARY) -> None:
         """Write the header; ``flags`` are added to the ordinary ones."""
         self.nbytes = HEADER_BYTES + payload_bytes
         _HEADER.pack_into(
-            self.buffer,
+            self.buffer.data,
             0,
             VERSION,
             expected.format,
@@ -97,7 +100,7 @@ class Frame:
         """
         if received_bytes < HEADER_BYTES:
             raise ProtocolError(f"{sender}: expected a header of {HEADER_BYTES} bytes, got {received_bytes} in all")
-        version, form, flags, sequence, elements, payload_bytes = _HEADER.unpack_from(self.buffer)
+        version, form, flags, sequence, elements, payload_bytes = _HEADER.unpack_from(self.buffer.data)
         self.nbytes = received_bytes
         got = (version, form, flags & ~Flag.NONFINITE, sequence, elements, payload_bytes)
         flagged = bool(flags & Flag.NONFINITE)
@@ -124,9 +127,7 @@ class Frame:
 
     def receive(self, axis: Axis, source: int, tag: int, *, piece_bytes: int) -> Requests:
         """Post the receives of one message."""
-        requests = [
-            axis.comm.Irecv([self.buffer[a:b], MPI.BYTE], source, tag) for a, b in self._pieces(piece_bytes)
-        ]
+        requests = [axis.comm.Irecv([self.buffer[a:b], MPI.BYTE], source, tag) for a, b in self._pieces(piece_bytes)]
         return Requests(requests, f"rank {source} of the {axis.name} axis")
 
     def _pieces(self, piece_bytes: int) -> list[tuple[int, int]]:

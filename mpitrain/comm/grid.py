@@ -67,7 +67,9 @@ class ProcessGrid:
     def __enter__(self) -> "ProcessGrid":
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         # Freeing is collective: after an error on this rank alone it would wait for the others.
         if error is None:
             self.close()

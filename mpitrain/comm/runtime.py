@@ -54,7 +54,6 @@ def start() -> MPI.Intracomm:
     """
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_FUNNELED)
-    MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     size = MPI.COMM_WORLD.Get_size()
     present = [(name, os.environ[name]) for name in HINTS if os.environ.get(name, "").isdigit()]
     for name, value in present[:1]:
@@ -70,6 +69,11 @@ def hinted_rank() -> int:
     """Guess this process's rank from the launcher's variables, for messages before MPI has started."""
     values = [os.environ[name] for name in RANK_HINTS if os.environ.get(name, "").isdigit()]
     return int(values[0]) if values else 0
+
+
+def is_launched() -> bool:
+    """Tell whether a launcher has started this process."""
+    return any(os.environ.get(name, "").isdigit() for name in RANK_HINTS)
 
 
 def finish() -> None:

@@ -46,7 +46,7 @@ def wait(what: Waitable, *, timeout_s: float) -> float:
             progress, heard, pause = what.progress, now, SPIN_S
         elif now - heard > timeout_s:
             raise PeerLostError(
-                f"no message for {timeout_s:g} s while waiting for {what.waiting_for()}; the peer has died, or its link "
+                f"no message for {timeout_s:g} s while waiting for {what.waiting_for()}; the peer died, or its link "
                 "is down for longer than network.peer_timeout_s"
             )
         if now - heard > SPIN_S:

@@ -32,6 +32,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """Width of the hidden layer of a block; 4 d_model where left out."""
     hidden: list[Count] = field(default_factory=lambda: [128, 128])
     """Widths of the hidden layers of an MLP."""
+    causal: bool = False
+    """Whether a time step attends only to itself and the past."""
     dropout: Fraction = 0.0
     label_smoothing: Fraction = 0.0
 

@@ -1,0 +1,1 @@
+"""Hand-written layers: numpy forward and backward passes with explicit caches."""

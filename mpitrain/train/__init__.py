@@ -1,0 +1,1 @@
+"""When gradients leave, and the loop around it."""

@@ -1,0 +1,112 @@
+"""Optimizer updates and norms, fused over flat ranges.
+
+All arrays of a call have one length and one type, float32 or float64; scalars come in the same type, so that float32
+is never widened. Every element is updated in a fixed order of operations: the same bits on every machine.
+"""
+
+from math import sqrt
+
+import numpy as np
+import numpy.typing as npt
+
+from mpitrain.kernels.jit import kernel
+
+Vector = npt.NDArray[np.floating]
+Scalar = np.floating
+
+
+@kernel
+def sgd(param: Vector, grad: Vector, rate: Scalar, keep: Scalar) -> None:
+    """Update ``param`` by plain gradient descent: ``param·keep − rate·grad``."""
+    for i in range(param.size):
+        param[i] = param[i] * keep - rate * grad[i]
+
+
+@kernel
+def sgd_momentum(param: Vector, grad: Vector, momentum: Vector, rate: Scalar, beta: Scalar, keep: Scalar) -> None:
+    """Update ``param`` and ``momentum`` by heavy-ball descent (Polyak, 1964)."""
+    for i in range(param.size):
+        m = beta * momentum[i] + grad[i]
+        momentum[i] = m
+        param[i] = param[i] * keep - rate * m
+
+
+@kernel
+def sgd_nesterov(param: Vector, grad: Vector, momentum: Vector, rate: Scalar, beta: Scalar, keep: Scalar) -> None:
+    """Update ``param`` and ``momentum`` with Nesterov's look-ahead, in the form of Sutskever et al. (2013)."""
+    for i in range(param.size):
+        g = grad[i]
+        m = beta * momentum[i] + g
+        momentum[i] = m
+        param[i] = param[i] * keep - rate * (beta * m + g)
+
+
+@kernel
+def adamw(
+    param: Vector,
+    grad: Vector,
+    first: Vector,
+    second: Vector,
+    rate: Scalar,
+    beta1: Scalar,
+    rest1: Scalar,
+    beta2: Scalar,
+    rest2: Scalar,
+    root_scale: Scalar,
+    eps: Scalar,
+    keep: Scalar,
+) -> None:
+    """Update ``param``, ``first`` and ``second`` (Loshchilov and Hutter, 2019).
+
+    Parameters
+    ----------
+    rate : scalar
+        Learning rate over the first bias correction, lr/(1 − beta1^t).
+    rest1, rest2 : scalar
+        1 − beta1 and 1 − beta2, subtracted in float64 by the caller.
+    root_scale : scalar
+        Root of the second bias correction, 1/√(1 − beta2^t).
+    keep : scalar
+        1 − lr·weight_decay.
+    """
+    for i in range(param.size):
+        g = grad[i]
+        m = beta1 * first[i] + rest1 * g
+        v = beta2 * second[i] + rest2 * (g * g)
+        first[i] = m
+        second[i] = v
+        param[i] = param[i] * keep - rate * m / (sqrt(v) * root_scale + eps)
+
+
+@kernel
+def sum_of_squares(x: Vector, lanes: npt.NDArray[np.float64]) -> float:
+    """Add up the squares in float64, in an order that depends on the sizes alone.
+
+    Interleaved partial sums, so that the compiler may use vectors without changing the order, then halved pairwise.
+
+    Parameters
+    ----------
+    lanes : (2**k,) float64 array
+        Workspace for the partial sums, overwritten. Sixty-four are fastest; another number gives other bits.
+    """
+    lanes[:] = 0.0
+    whole = x.size - x.size % lanes.size
+    for start in range(0, whole, lanes.size):
+        block = x[start : start + lanes.size]
+        for j in range(lanes.size):
+            lanes[j] += np.float64(block[j]) * np.float64(block[j])
+    for i in range(whole, x.size):
+        lanes[i - whole] += np.float64(x[i]) * np.float64(x[i])
+    half = lanes.size // 2
+    while half > 0:
+        for j in range(half):
+            lanes[j] += lanes[j + half]
+        half //= 2
+    return lanes[0]  # type: ignore[no-any-return]
+
+
+@kernel
+def scale(x: Vector, factor: Scalar) -> None:
+    """Multiply ``x`` by ``factor`` in place."""
+    for i in range(x.size):
+        x[i] *= factor

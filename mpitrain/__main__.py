@@ -1,0 +1,5 @@
+"""``python -m mpitrain``."""
+
+from mpitrain.cli.main import run
+
+run()

@@ -1,0 +1,159 @@
+"""The files of one step: shards, index and commit record, each written under a temporary name and then renamed."""
+
+import hashlib
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import h5py
+import numpy as np
+
+from mpitrain.arrays import Floats
+from mpitrain.checkpoint.snapshot import Meta
+from mpitrain.errors import CheckpointError
+from mpitrain.partition import ShardSpec
+
+COMMIT = "commit.json"
+INDEX = "index.h5"
+FORMAT = 1
+
+
+def shard_name(rank: int) -> str:
+    """Name the file of a rank."""
+    return f"shard-{rank:05d}.h5"
+
+
+def write_durably(path: Path, write: Callable[[Path], None]) -> None:
+    """Let ``write`` fill a temporary file beside ``path``, force it to disk, and move it into place.
+
+    Raises
+    ------
+    CheckpointError
+        The folder cannot be written, or the disk is full; what stood at ``path`` is still there.
+    """
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        write(temporary)
+        _force(temporary)
+        os.replace(temporary, path)
+        _force(path.parent)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise CheckpointError(f"checkpoint: cannot write {path}: {error.strerror or error}") from None
+
+
+def _force(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def write_shard(path: Path, tensors: dict[str, Floats], local: dict[str, Floats]) -> None:
+    """Write one rank's arrays: ``tensors`` with their place in the whole, ``local`` as they are."""
+
+    def write(temporary: Path) -> None:
+        with h5py.File(temporary, "w") as file:
+            for name, values in tensors.items():
+                dataset = file.create_dataset(f"tensors/{name}", data=values)
+                spec = ShardSpec.whole(values.shape)
+                for key in ("global_shape", "start", "stop"):
+                    dataset.attrs[key] = np.array(getattr(spec, key), np.int64)
+            for name, values in local.items():
+                file.create_dataset(f"local/{name}", data=values)
+
+    write_durably(path, write)
+
+
+def verify_shard(path: Path, tensors: dict[str, Floats], local: dict[str, Floats]) -> None:
+    """Read a shard back and compare it bit by bit with the arrays it was written from.
+
+    Raises
+    ------
+    CheckpointError
+        The disk did not keep what was written.
+    """
+    groups = {"tensors": tensors, "local": local}
+    with open_shard(path) as file:
+        for group, arrays in groups.items():
+            for name, values in arrays.items():
+                if _read(file, f"{group}/{name}").tobytes() != np.ascontiguousarray(values).tobytes():
+                    raise CheckpointError(f"checkpoint: {path} was not kept as written ({group}/{name} differs)")
+
+
+def open_shard(path: Path) -> Any:
+    """Open a shard for reading; raises CheckpointError."""
+    try:
+        return h5py.File(path, "r")
+    except OSError as error:
+        raise CheckpointError(f"checkpoint: cannot read {path}: {error}") from None
+
+
+def read_into(file: Any, name: str, out: Floats) -> None:
+    """Fill ``out`` with a dataset of exactly its shape and type; raises CheckpointError."""
+    values = _read(file, name)
+    if values.shape != out.shape or values.dtype != out.dtype:
+        raise CheckpointError(
+            f"checkpoint: {file.filename}: {name} is {values.dtype} {values.shape}, "
+            f"but this model needs {out.dtype} {out.shape}; resume with the configuration that wrote it"
+        )
+    out[...] = values
+
+
+def _read(file: Any, name: str) -> Floats:
+    if name not in file:
+        raise CheckpointError(
+            f"checkpoint: {file.filename} holds no {name}; resume with the configuration that wrote it"
+        )
+    try:
+        return cast(Floats, file[name][()])
+    except OSError as error:
+        raise CheckpointError(f"checkpoint: {file.filename}: cannot read {name}: {error}") from None
+
+
+def write_index(path: Path, tensors: dict[str, Floats], owners: dict[str, int], meta: Meta) -> None:
+    """Write a file in which any HDF5 viewer sees whole tensors: virtual datasets over the shards."""
+
+    def write(temporary: Path) -> None:
+        with h5py.File(temporary, "w") as file:
+            for name, values in tensors.items():
+                layout = h5py.VirtualLayout(values.shape, values.dtype)
+                layout[...] = h5py.VirtualSource(shard_name(owners[name]), f"tensors/{name}", shape=values.shape)
+                file.create_virtual_dataset(name, layout)
+            file.create_dataset("meta", data=np.frombuffer(json.dumps(meta).encode(), np.uint8))
+
+    write_durably(path, write)
+
+
+def read_meta(path: Path) -> Meta:
+    """Read the small facts of an index; raises CheckpointError."""
+    with open_shard(path) as file:
+        return cast(Meta, json.loads(_read(file, "meta").tobytes()))
+
+
+def checksum(path: Path) -> str:
+    """Return the SHA-256 of a file; raises CheckpointError where it cannot be read."""
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise CheckpointError(f"checkpoint: cannot read {path}: {error.strerror}") from None
+
+
+def write_commit(folder: Path, record: Meta) -> None:
+    """Make the step exist."""
+    text = json.dumps({"format": FORMAT, **record}, indent=1)
+    write_durably(folder / COMMIT, lambda temporary: cast(None, temporary.write_text(text + "\n")))
+
+
+def read_commit(folder: Path) -> Meta | None:
+    """Read a commit record; None where there is none or it is not whole."""
+    try:
+        record = json.loads((folder / COMMIT).read_text())
+    except (OSError, ValueError):
+        return None
+    return record if isinstance(record, dict) and record.get("format") == FORMAT else None

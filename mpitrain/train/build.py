@@ -1,0 +1,146 @@
+"""From a configuration to the objects of a run: the only wiring in the package."""
+
+from dataclasses import dataclass
+from math import prod
+
+from mpitrain.arrays import Ints
+from mpitrain.codecs.base import Codec
+from mpitrain.collectives.base import Transport, compile_kernels
+from mpitrain.collectives.registry import make_reducer
+from mpitrain.comm.agreement import agree, first_on_node, sum_arrays
+from mpitrain.comm.grid import Axis, ProcessGrid
+from mpitrain.config.schema import Config, OptimConfig
+from mpitrain.data.dataset import Dataset, combine_moments
+from mpitrain.data.open import open_dataset
+from mpitrain.data.sampler import Sampler, split_test
+from mpitrain.nn.layer import Chain
+from mpitrain.nn.models import Mlp, Transformer
+from mpitrain.optim.clip import clip_by_norm
+from mpitrain.optim.optimizer import AdamW, Optimizer, OptimizerState, Sgd
+from mpitrain.optim.schedule import Schedule
+from mpitrain.params import Layout, Params, ParamSpec
+from mpitrain.train.exchange import SyncExchange, group_of
+
+
+@dataclass
+class Parts:
+    """Everything that a run is made of, on this rank."""
+
+    config: Config
+    grid: ProcessGrid
+    dataset: Dataset
+    sampler: Sampler
+    test_part: Ints
+    model: Chain
+    params: Params
+    grads: Params
+    optimizer: Optimizer
+    optimizer_state: OptimizerState
+    schedule: Schedule
+    exchange: SyncExchange
+
+
+def build(config: Config, grid: ProcessGrid) -> Parts:
+    """Build a run. Collective over the world of ``grid``.
+
+    Raises
+    ------
+    DataError, ConfigError
+        On all ranks, if the data cannot be read or the configuration does not fit it on any.
+    """
+    dataset, sampler, test_part = agree(grid.world, lambda: _open_data(config, grid.data))
+    if config.data.standardize:
+        _standardize(dataset, grid.data, everywhere=config.data.placement == "shuffled")
+    model = make_model(config, dataset)
+    params = Params(Layout(model.specs(), group_of(config.exchange)))
+    grads = params.zeros_like()
+    optimizer = make_optimizer(config.optim)
+    transport = Transport(config.network.peer_timeout_s, int(config.network.max_message_mb * 1e6))
+    reducer = make_reducer(config.exchange.collective, grid.data, transport)
+    exchange = SyncExchange(reducer, grads, config.exchange, seed=config.train.seed)
+    first_on_node(grid.world, lambda: _compile(exchange.streams, optimizer))
+    optim = config.optim
+    return Parts(
+        config=config,
+        grid=grid,
+        dataset=dataset,
+        sampler=sampler,
+        test_part=test_part,
+        model=model,
+        params=params,
+        grads=grads,
+        optimizer=optimizer,
+        optimizer_state=optimizer.init(params),
+        schedule=Schedule(
+            kind=optim.schedule,
+            lr=optim.lr,
+            total_steps=config.train.steps,
+            warmup_steps=optim.warmup_steps,
+            min_ratio=optim.min_lr_ratio,
+        ),
+        exchange=exchange,
+    )
+
+
+def _open_data(config: Config, data_axis: Axis) -> tuple[Dataset, Sampler, Ints]:
+    dataset = open_dataset(config.data, config.model.task, config.train.seed)
+    sampler = Sampler(
+        dataset.train_group_sizes,
+        config.train.batch_size,
+        ranks=data_axis.size,
+        rank=data_axis.rank,
+        placement=config.data.placement,
+        seed=config.train.seed,
+    )
+    test_part = split_test(dataset.num_test, data_axis.size, data_axis.rank)
+    dataset.load(sampler.owned, test_part)
+    return dataset, sampler, test_part
+
+
+def _standardize(dataset: Dataset, axis: Axis, *, everywhere: bool) -> None:
+    table = dataset.moments()
+    if not everywhere:
+        sum_arrays(axis, table)
+    dataset.standardize(*combine_moments(table))
+
+
+def make_model(config: Config, dataset: Dataset) -> Chain:
+    """Build the model that fits the data set's windows and outputs."""
+    model = config.model
+    time, features = dataset.input_shape
+    if model.kind == "mlp":
+        return Mlp(
+            inputs=prod(dataset.input_shape),
+            hidden=tuple(model.hidden),
+            outputs=dataset.num_outputs,
+            dropout=model.dropout,
+        )
+    return Transformer(
+        task=model.task,
+        time=time,
+        d_model=model.d_model,
+        blocks=model.layers,
+        heads=model.heads,
+        d_ff=model.d_ff or 4 * model.d_model,
+        outputs=dataset.num_outputs,
+        features=features,
+        causal=model.causal,
+        dropout=model.dropout,
+    )
+
+
+def make_optimizer(optim: OptimConfig) -> Optimizer:
+    """Build the optimizer."""
+    if optim.kind == "sgd":
+        return Sgd(momentum=optim.momentum, nesterov=optim.nesterov, weight_decay=optim.weight_decay)
+    return AdamW(beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay)
+
+
+def _compile(streams: list[tuple[Codec, str]], optimizer: Optimizer) -> None:
+    """Run every kernel of the run once, on a few elements."""
+    for codec, memory in {(type(codec), memory): (codec, memory) for codec, memory in streams}.values():
+        compile_kernels(codec, memory)
+    params = Params(Layout([ParamSpec("x", (3,), decay=True)]))
+    optimizer.step(params, params.zeros_like(), optimizer.init(params), 0.0)
+    params.flat[:] = 1
+    clip_by_norm(params, 1.0)

@@ -1,0 +1,206 @@
+"""The Exchange: which gradients leave together, when, and what is remembered of them.
+
+The loop knows only this. ``sync`` sums the gradients of all ranks at every step.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+from mpitrain.codecs.base import Codec
+from mpitrain.codecs.memory import DoubleBuffer
+from mpitrain.codecs.noise import noise_key
+from mpitrain.codecs.registry import make_codec
+from mpitrain.collectives.base import Bucket, BucketState, Pending, Reducer, Traffic
+from mpitrain.comm.waiting import wait
+from mpitrain.config.schema import ExchangeConfig
+from mpitrain.kernels.reduce import count_not_finite
+from mpitrain.params import ALIGN, Layout, Params, ParamSpec, Segment
+
+BUCKETS_A_MODEL = 6
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What became of a step's exchange, the same on all ranks but for the traffic."""
+
+    accepted: bool
+    traffic: Traffic
+
+
+def codec_of(spec: ParamSpec, config: ExchangeConfig) -> str:
+    """Choose the codec of a tensor: the first rule that matches, else fp16 for small ones, else ``exchange.codec``.
+
+    Small means 1-D or below 1,024 elements: gains and biases lose most by coarse codecs and weigh least.
+    """
+    for rule in config.rule:
+        if fnmatchcase(spec.name, rule.match):
+            return rule.codec
+    return "fp16" if spec.small and config.codec != "raw" else config.codec
+
+
+def plan_buckets(layout: Layout, bucket_mb: float | None) -> list[list[Segment]]:
+    """Cut every group of the layout into buckets, in the order in which backward fills them.
+
+    Parameters
+    ----------
+    bucket_mb : float or None
+        Size from which a bucket is full, in 10^6 bytes of float32; None: a sixth of the model.
+
+    Returns
+    -------
+    list of list of Segment
+        Consecutive tensors each, in forward order. A bucket starts where tensors are aligned, so that a codec's blocks
+        never span two large ones.
+    """
+    target = bucket_mb * 1e6 / FLOAT32_BYTES if bucket_mb else layout.size / BUCKETS_A_MODEL
+    buckets: list[list[Segment]] = []
+    for group in layout.groups:
+        current: list[Segment] = []
+        for segment in reversed(layout.members(group)):
+            current.insert(0, segment)
+            if current[-1].stop - current[0].start >= target and segment.start % ALIGN == 0:
+                buckets.append(current)
+                current = []
+        if current:
+            buckets.append(current)
+    return buckets
+
+
+class SyncExchange:
+    """Sum every gradient over the data axis at every step.
+
+    Parameters
+    ----------
+    reducer : Reducer
+        How; it knows the axis.
+    grads : Params
+        Gradients of the layout whose groups are codec names. Replaced by their sums.
+    config : ExchangeConfig
+        What bytes, with which memory; bucket size; overlap.
+    seed : int
+        Of stochastic rounding.
+
+    Notes
+    -----
+    A step is ``begin``, then ``finished`` as backward goes on (or all at once), then ``finish``, then ``commit`` or
+    ``rollback``. Collective over the axis.
+    """
+
+    def __init__(self, reducer: Reducer, grads: Params, config: ExchangeConfig, *, seed: int) -> None:
+        self.reducer = reducer
+        self.overlap = config.overlap
+        self._seed = seed
+        self._grads = grads
+        self._segments = plan_buckets(grads.layout, config.bucket_mb)
+        self._states: list[BucketState] = []
+        self._bucket_of: dict[str, int] = {}
+        for index, segments in enumerate(self._segments):
+            codec = self._codec(segments[0].group, config)
+            memory = "none" if codec.wire_id == "raw" else str(config.memory)
+            bucket = Bucket(grads.flat[segments[0].start : segments[-1].stop], index, segments[0].start)
+            self._states.append(reducer.open(bucket, codec, memory))
+            self._bucket_of.update({segment.spec.name: index for segment in segments})
+        self._key = 0
+        self._missing: list[int] = []
+        self._pending: list[Pending] = []
+
+    def _codec(self, name: str, config: ExchangeConfig) -> Codec:
+        stochastic = name == "int8" and config.rounding == "stochastic"
+        return make_codec(name, self._grads.flat.dtype, stochastic=stochastic)
+
+    @property
+    def streams(self) -> list[tuple[Codec, str]]:
+        """List the codec and memory of every bucket."""
+        return [(state.codec, state.memory) for state in self._states]
+
+    def begin(self, step: int) -> None:
+        """Expect the gradients of a step."""
+        self._key = noise_key(self._seed, step, self.reducer.axis.rank)
+        self._missing = [len(segments) for segments in self._segments]
+        self._pending = []
+
+    def finished(self, names: Sequence[str]) -> None:
+        """Take note that the gradients of these tensors are final; start the buckets that are full now."""
+        for name in names:
+            index = self._bucket_of[name]
+            self._missing[index] -= 1
+            if not self._missing[index]:
+                self._pending.append(self.reducer.start(self._states[index], self._key))
+        for pending in self._pending:
+            pending.poll()
+
+    def finish(self) -> Outcome:
+        """Wait for all sums; raises PeerLostError, ProtocolError, CodecError."""
+        if any(self._missing):
+            raise RuntimeError(f"{sum(self._missing)} gradients of the step were never reported as finished")
+        everything = _Everything(self._pending)
+        try:
+            waited = wait(everything, timeout_s=self.reducer.transport.timeout_s)
+        finally:
+            for pending in self._pending:
+                pending.close()
+        traffic = sum((pending.traffic for pending in self._pending), Traffic(wait_s=waited))
+        return Outcome(not any(pending.nonfinite for pending in self._pending), traffic)
+
+    def commit(self) -> None:
+        """Make the memories those of this step."""
+        for state in self._states:
+            state.commit()
+
+    def rollback(self) -> None:
+        """Forget this step: the memories stay those of the last accepted one."""
+        for state in self._states:
+            state.rollback()
+
+    def not_finite(self) -> list[str]:
+        """Name the tensors whose gradients on this rank are not finite, after a rejected step."""
+        segments = (segment for bucket in self._segments for segment in bucket)
+        return [s.spec.name for s in segments if count_not_finite(self._grads.flat[s.start : s.stop])]
+
+    def state(self) -> dict[str, DoubleBuffer]:
+        """Name every memory of this rank; a checkpoint keeps the current halves."""
+        return {
+            f"bucket{index}.{name}": buffer
+            for index, state in enumerate(self._states)
+            for name, buffer in state.states().items()
+        }
+
+    def sizes(self) -> list[int]:
+        """List the elements of each bucket."""
+        return [state.bucket.values.size for state in self._states]
+
+    def tensors_by_codec(self) -> dict[str, list[str]]:
+        """Name the tensors that each codec serves."""
+        groups: dict[str, list[str]] = {}
+        for segment in self._grads.layout.segments.values():
+            groups.setdefault(segment.group, []).append(segment.spec.name)
+        return groups
+
+
+class _Everything:
+    """All sums of a step, waited for as one: whichever can go on does."""
+
+    def __init__(self, pending: list[Pending]) -> None:
+        self._pending = pending
+
+    @property
+    def progress(self) -> int:
+        return sum(pending.progress for pending in self._pending)
+
+    def poll(self) -> bool:
+        return sum(pending.poll() for pending in self._pending) == len(self._pending)
+
+    def waiting_for(self) -> str:
+        return next((pending.waiting_for() for pending in self._pending if not pending.poll()), "nothing")
+
+
+def group_of(config: ExchangeConfig) -> Callable[[ParamSpec], str]:
+    """Group tensors by the codec that serves them, for the layout."""
+    return lambda spec: codec_of(spec, config)
+
+
+def float32_ring_bytes(num_parameters: int, ranks: int) -> int:
+    """Bytes that all ranks together would send in an uncompressed ring, without headers: the yardstick of ratios."""
+    return 2 * (ranks - 1) * num_parameters * FLOAT32_BYTES

@@ -1,0 +1,170 @@
+"""The training loop: read, forward, backward, exchange, update; decisions only from what all ranks know."""
+
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+
+import numpy as np
+
+from mpitrain.codecs.noise import noise_key
+from mpitrain.collectives.base import Traffic
+from mpitrain.comm.agreement import NumberGather
+from mpitrain.comm.fault import FaultHook
+from mpitrain.comm.runtime import Position
+from mpitrain.errors import DivergedError
+from mpitrain.nn.layer import Context
+from mpitrain.optim.clip import clip_by_norm, global_norm
+from mpitrain.train.build import Parts
+from mpitrain.train.console import Narrator
+from mpitrain.train.evaluate import loss_of, score
+from mpitrain.train.runfolder import Row
+
+DROPOUT_STREAM = 1
+"""Sets the noise of dropout apart from that of rounding."""
+
+
+@dataclass
+class Counters:
+    """What a run has done so far; saved with it."""
+
+    step: int = 0
+    skipped: int = 0
+    skipped_in_a_row: int = 0
+    traffic: Traffic = field(default_factory=Traffic)
+
+
+class Loop:
+    """Takes steps.
+
+    Parameters
+    ----------
+    parts : Parts
+        The objects of the run.
+    narrator, faults, position
+        Where to tell, what to break, and where the step is noted for reports of errors.
+    """
+
+    def __init__(self, parts: Parts, narrator: Narrator, faults: FaultHook, position: Position) -> None:
+        self.parts = parts
+        self.counters = Counters()
+        self._narrator = narrator
+        self._faults = faults
+        self._position = position
+        self._held_back: list[str] = []
+
+    def step(self) -> tuple[Row, bool]:
+        """Take one step. Collective over the data axis.
+
+        Returns
+        -------
+        row : dict
+            A line of metrics.jsonl; byte counts and seconds are this rank's.
+        stop : bool
+            Whether some rank wants the run to end here; the same on all ranks.
+
+        Raises
+        ------
+        DivergedError
+            On all ranks, after ``train.max_skips`` steps in a row with non-finite gradients.
+        """
+        begin = time.perf_counter()
+        parts, step = self.parts, self.counters.step + 1
+        self._position.step = step
+        self._faults.at_step(step)
+        stop = self._faults.find("stop", step) is not None
+
+        lr = parts.schedule(step - 1)
+        sums = self._gradients(step, stop=stop)
+        outcome = parts.exchange.finish()
+        loss_sum, weight, metric_sum, stops = sums.wait().sum_in_order()
+        norm = self._update(lr) if outcome.accepted else self._skip(step)
+
+        self.counters.step = step
+        self.counters.traffic += outcome.traffic
+        result = score(parts.config.model.task, loss_sum, weight, metric_sum)
+        seconds = time.perf_counter() - begin
+        row: Row = {
+            "step": step,
+            "epoch": (step - 1) // parts.sampler.steps_per_epoch,
+            "loss": result.loss,
+            result.name: result.metric,
+            "lr": lr,
+            "grad_norm": norm,
+            "samples": parts.sampler.global_count(step - 1),
+            "step_s": seconds,
+            "compute_s": seconds - outcome.traffic.encode_s - outcome.traffic.decode_s - outcome.traffic.wait_s,
+            **asdict(outcome.traffic),
+            "skipped": self.counters.skipped,
+        }
+        return row, stops > 0
+
+    def _gradients(self, step: int, *, stop: bool) -> NumberGather:
+        """Run forward and backward on this rank's samples; buckets leave as they fill.
+
+        Returns the sums over ranks of loss, weight, metric and stop wishes, under way.
+        """
+        parts, config = self.parts, self.parts.config
+        indices = parts.sampler.indices(step - 1)
+        total = parts.sampler.global_count(step - 1)
+        samples = parts.dataset.train(indices)
+        context = Context(train=True, key=noise_key(config.train.seed, step, DROPOUT_STREAM), samples=indices)
+        parts.grads.flat[:] = 0
+        output, cache = parts.model.forward(parts.params, samples.x, context)
+        loss = loss_of(config.model.task, output, samples, total, config.model.label_smoothing)
+        mine = np.array([loss.loss_sum, loss.weight, loss.metric_sum, float(stop)])
+        sums = NumberGather(parts.grid.data, mine, timeout_s=config.network.peer_timeout_s)
+        parts.exchange.begin(step)
+        parts.model.backward(parts.params, cache, loss.dout, parts.grads, finished=self._finished(step))
+        parts.exchange.finished(self._held_back)
+        self._held_back = []
+        return sums
+
+    def _finished(self, step: int) -> Callable[[list[str]], None]:
+        def finished(names: list[str]) -> None:
+            self._break_gradients(names, step)
+            if self.parts.exchange.overlap:
+                self.parts.exchange.finished(names)
+            else:
+                self._held_back += names
+
+        return finished
+
+    def _break_gradients(self, names: list[str], step: int) -> None:
+        for kind, value in (("nan", np.nan), ("inf", np.inf)):
+            fault = self._faults.find(kind, step)
+            wanted = fault.tensor or next(iter(self.parts.grads)) if fault else ""
+            if wanted in names:
+                self.parts.grads[wanted].flat[0] = value
+        if fault := self._faults.find("const", step):
+            for name in names:
+                self.parts.grads[name][...] = fault.value
+
+    def _update(self, lr: float) -> float:
+        """Accept the exchange and move the weights; return the norm of the gradient before clipping."""
+        parts = self.parts
+        parts.exchange.commit()
+        limit = parts.config.train.clip_norm
+        norm = clip_by_norm(parts.grads, limit)[0] if limit else global_norm(parts.grads)
+        parts.optimizer.step(parts.params, parts.grads, parts.optimizer_state, lr)
+        self.counters.skipped_in_a_row = 0
+        return norm
+
+    def _skip(self, step: int) -> float | None:
+        """Reject the exchange: weights, moments and memories stay as they are, on all ranks."""
+        self.parts.exchange.rollback()
+        self.counters.skipped += 1
+        self.counters.skipped_in_a_row += 1
+        names = self.parts.exchange.not_finite()
+        if names:
+            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+            self._narrator.warn(
+                f"step {step} skipped on all ranks: the gradient of {names[0]}{more} is not finite here"
+            )
+        if self.counters.skipped_in_a_row > self.parts.config.train.max_skips:
+            error = DivergedError(
+                f"step {step}: {self.counters.skipped_in_a_row} steps in a row had gradients that are not finite; "
+                "lower optim.lr, lengthen optim.warmup_steps, or set train.clip_norm"
+            )
+            error.agreed = True
+            raise error
+        return None

