@@ -18,7 +18,10 @@ def _instruction(build: Callable[[Any, Any], Any]) -> Instruction:
     return cast(Instruction, intrinsic(build))
 
 
-_AS_FLOAT: dict[Any, tuple[Any, Any]] = {types.uint32: (types.float32, ir.FloatType()), types.uint64: (types.float64, ir.DoubleType())}
+_AS_FLOAT: dict[Any, tuple[Any, Any]] = {
+    types.uint32: (types.float32, ir.FloatType()),
+    types.uint64: (types.float64, ir.DoubleType()),
+}
 
 
 @_instruction

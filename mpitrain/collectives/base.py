@@ -204,18 +204,27 @@ class Run:
 class Pending:
     """A started sum.
 
+    Parameters
+    ----------
+    run, steps
+        What it has cost so far, and the generator that does it.
+    active : list of Pending
+        All sums of the reducer that are under way. Waiting for one drives them all, so that ranks may wait for them
+        in different orders.
+
     Attributes
     ----------
     nonfinite : bool
         Valid once complete, the same on all ranks: some rank's values were not finite, and the sum means nothing.
     """
 
-    def __init__(self, run: Run, steps: Steps, timeout_s: float) -> None:
+    def __init__(self, run: Run, steps: Steps, active: "list[Pending]", timeout_s: float) -> None:
         self._run = run
         self._steps = steps
+        self._active = active
         self._timeout_s = timeout_s
         self._current: Requests | None = next(steps, None)
-        self._passed = 0
+        active.append(self)
 
     @property
     def nonfinite(self) -> bool:
@@ -229,15 +238,18 @@ class Pending:
 
     @property
     def progress(self) -> int:
-        """Count what was heard from peers."""
-        return self._passed + sum(request.progress for request in self._run.receives)
+        """Count what was heard from peers, for all sums under way."""
+        return sum(request.progress for pending in self._active for request in pending._run.receives)
 
     def poll(self) -> bool:
-        """Advance as far as possible without blocking; return whether the sum is complete."""
-        while self._current is not None and self._current.poll():
-            self._passed += 1
-            self._current = next(self._steps, None)
+        """Advance all sums as far as possible without blocking; return whether this one is complete."""
+        for pending in self._active:
+            pending._advance()
         return self._current is None
+
+    def _advance(self) -> None:
+        while self._current is not None and self._current.poll():
+            self._current = next(self._steps, None)
 
     def waiting_for(self) -> str:
         """Name the peer that is missing."""
@@ -252,7 +264,9 @@ class Pending:
         return self.traffic
 
     def close(self) -> None:
-        """Withdraw what is still open, after an error."""
+        """Leave the sums under way, and withdraw what is still open after an error."""
+        if self in self._active:
+            self._active.remove(self)
         if self._current is not None:
             for request in self._run.receives:
                 request.cancel()
@@ -279,6 +293,7 @@ class Reducer(ABC):
     def __init__(self, axis: Axis, transport: Transport | None = None) -> None:
         self.axis = axis
         self.transport = transport or Transport()
+        self._active: list[Pending] = []
 
     def open(self, bucket: Bucket, codec: Codec, memory: str) -> BucketState:
         """Prepare the memories and buffers of a bucket."""
@@ -303,7 +318,7 @@ class Reducer(ABC):
         run = Run(self.axis, self.transport, state, key)
         state.sequence += 1
         steps = self.steps(run) if self.axis.size > 1 else self._alone(run)
-        return Pending(run, steps, self.transport.timeout_s)
+        return Pending(run, steps, self._active, self.transport.timeout_s)
 
     @abstractmethod
     def steps(self, run: Run) -> Steps:

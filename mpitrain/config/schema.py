@@ -76,6 +76,8 @@ class DataConfig(Section, frozen=True, kw_only=True):
     """What becomes of NaN in ``x``; infinities are always refused."""
     standardize: bool = True
     """Shift and scale every column by its mean and standard deviation over the training windows."""
+    clip: NonNegative = 0.0
+    """Bound of standardized values, for columns with rare extremes; 0: none."""
 
 
 class TrainConfig(Section, frozen=True, kw_only=True):

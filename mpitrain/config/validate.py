@@ -54,6 +54,8 @@ def check_consistency(config: Config) -> None:
         reason = f"model.heads = {model.heads} does not divide model.d_model = {model.d_model}; use one of {divisors}"
     if reason is None and data.kind == "windows" and not data.path:
         reason = 'data.path is empty, but data.kind = "windows" reads a file; set data.path'
+    if reason is None and data.clip and not data.standardize:
+        reason = f"data.clip = {data.clip} bounds standardized values, but data.standardize = false; set one of them"
     if reason is None and model.task == "lm":
         reason = (
             f'model.task = "lm" needs token data, but data.kind = "{data.kind}" has none; use "classify" or "forecast"'

@@ -179,17 +179,21 @@ class Dataset:
             table[group] = block.moments(int(edges[group]), int(edges[group + 1]))
         return table
 
-    def standardize(self, mean: Floats, scale: Floats) -> None:
+    def standardize(self, mean: Floats, scale: Floats, *, limit: float = 0.0) -> None:
         """Replace every loaded value v by (v - mean) / scale of its column; once a `load`.
 
         Parameters
         ----------
         mean, scale : (C,) float64
             From `combine_moments` over the groups of all ranks.
+        limit : float
+            Bound of the new values; 0 for none.
         """
         for block in self._blocks.values():
             np.subtract(block.rows, mean, out=block.rows, casting="same_kind")
             np.divide(block.rows, scale, out=block.rows, casting="same_kind")
+            if limit:
+                np.clip(block.rows, -limit, limit, out=block.rows)
 
 
 def combine_moments(table: Moments) -> tuple[Moments, Moments]:

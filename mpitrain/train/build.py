@@ -9,7 +9,7 @@ from mpitrain.collectives.base import Transport, compile_kernels
 from mpitrain.collectives.registry import make_reducer
 from mpitrain.comm.agreement import agree, first_on_node, sum_arrays
 from mpitrain.comm.grid import Axis, ProcessGrid
-from mpitrain.config.schema import Config, OptimConfig
+from mpitrain.config.schema import Config, DataConfig, OptimConfig
 from mpitrain.data.dataset import Dataset, combine_moments
 from mpitrain.data.open import open_dataset
 from mpitrain.data.sampler import Sampler, split_test
@@ -50,7 +50,7 @@ def build(config: Config, grid: ProcessGrid) -> Parts:
     """
     dataset, sampler, test_part = agree(grid.world, lambda: _open_data(config, grid.data))
     if config.data.standardize:
-        _standardize(dataset, grid.data, everywhere=config.data.placement == "shuffled")
+        _standardize(dataset, grid.data, config.data)
     model = make_model(config, dataset)
     params = Params(Layout(model.specs(), group_of(config.exchange)))
     grads = params.zeros_like()
@@ -97,11 +97,11 @@ def _open_data(config: Config, data_axis: Axis) -> tuple[Dataset, Sampler, Ints]
     return dataset, sampler, test_part
 
 
-def _standardize(dataset: Dataset, axis: Axis, *, everywhere: bool) -> None:
+def _standardize(dataset: Dataset, axis: Axis, data: DataConfig) -> None:
     table = dataset.moments()
-    if not everywhere:
+    if data.placement == "station":  # else every rank holds all groups
         sum_arrays(axis, table)
-    dataset.standardize(*combine_moments(table))
+    dataset.standardize(*combine_moments(table), limit=data.clip)
 
 
 def make_model(config: Config, dataset: Dataset) -> Chain:

@@ -12,7 +12,6 @@ from mpitrain.codecs.memory import DoubleBuffer
 from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import make_codec
 from mpitrain.collectives.base import Bucket, BucketState, Pending, Reducer, Traffic
-from mpitrain.comm.waiting import wait
 from mpitrain.config.schema import ExchangeConfig
 from mpitrain.kernels.reduce import count_not_finite
 from mpitrain.params import ALIGN, Layout, Params, ParamSpec, Segment
@@ -128,20 +127,14 @@ class SyncExchange:
             self._missing[index] -= 1
             if not self._missing[index]:
                 self._pending.append(self.reducer.start(self._states[index], self._key))
-        for pending in self._pending:
-            pending.poll()
+        if self._pending:
+            self._pending[0].poll()
 
     def finish(self) -> Outcome:
         """Wait for all sums; raises PeerLostError, ProtocolError, CodecError."""
         if any(self._missing):
             raise RuntimeError(f"{sum(self._missing)} gradients of the step were never reported as finished")
-        everything = _Everything(self._pending)
-        try:
-            waited = wait(everything, timeout_s=self.reducer.transport.timeout_s)
-        finally:
-            for pending in self._pending:
-                pending.close()
-        traffic = sum((pending.traffic for pending in self._pending), Traffic(wait_s=waited))
+        traffic = sum((pending.wait() for pending in self._pending), Traffic())
         return Outcome(not any(pending.nonfinite for pending in self._pending), traffic)
 
     def commit(self) -> None:
@@ -177,23 +170,6 @@ class SyncExchange:
         for segment in self._grads.layout.segments.values():
             groups.setdefault(segment.group, []).append(segment.spec.name)
         return groups
-
-
-class _Everything:
-    """All sums of a step, waited for as one: whichever can go on does."""
-
-    def __init__(self, pending: list[Pending]) -> None:
-        self._pending = pending
-
-    @property
-    def progress(self) -> int:
-        return sum(pending.progress for pending in self._pending)
-
-    def poll(self) -> bool:
-        return sum(pending.poll() for pending in self._pending) == len(self._pending)
-
-    def waiting_for(self) -> str:
-        return next((pending.waiting_for() for pending in self._pending if not pending.poll()), "nothing")
 
 
 def group_of(config: ExchangeConfig) -> Callable[[ParamSpec], str]:

@@ -74,7 +74,8 @@ class Loop:
         stop = self._faults.find("stop", step) is not None
 
         lr = parts.schedule(step - 1)
-        sums = self._gradients(step, stop=stop)
+        with np.errstate(all="ignore"):  # what is not finite is found, and the step rejected, by the exchange
+            sums = self._gradients(step, stop=stop)
         outcome = parts.exchange.finish()
         loss_sum, weight, metric_sum, stops = sums.wait().sum_in_order()
         norm = self._update(lr) if outcome.accepted else self._skip(step)

@@ -25,7 +25,7 @@ def test_any_layout(comm, dtype):
             assert np.array_equal(array, expected_sum(array.shape, comm.size, dtype))
     assert np.all(base[:3:2] != -5)
     untouched = np.full(64, -5, dtype)
-    with mpitrain.Allreduce(comm, 32, codec="raw", dtype=np.float64 if dtype == np.float64 else np.float32) as allreduce:
+    with mpitrain.Allreduce(comm, 32, codec="raw", dtype=np.promote_types(dtype, np.float32)) as allreduce:
         untouched[::2] = comm.rank
         allreduce(untouched[::2])
     assert np.all(untouched[1::2] == -5)

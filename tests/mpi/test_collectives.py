@@ -52,7 +52,7 @@ def run_steps(axis, collective, codec, memory, size, steps=3, dtype=np.float32, 
 def test_bits_and_bytes(axis, everywhere, collective, size):
     for name, memory, stochastic in STREAMS:
         codec = make_codec(name, stochastic=stochastic)
-        factors = (lambda n: -(-(-(-n // 128)) // 2)) if memory == "delta" else (lambda n: 0)
+        factors = (lambda n: (n + 255) // 256) if memory == "delta" else (lambda n: 0)
         for got, expected, traffic in run_steps(axis, collective, codec, memory, size):
             case = (collective, name, memory, stochastic, size)
             assert got.tobytes() == expected.tobytes(), case
