@@ -7,6 +7,7 @@ host has its own subfolder: machine code depends on the processor, and folders o
 two hosts at once.
 """
 
+import contextlib
 import os
 import platform
 import tempfile
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
+from numba.core.caching import FunctionCache
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -49,7 +51,23 @@ def _choose_folder() -> Path | None:
 cache_folder: Path | None = _choose_folder()
 """Where machine code is kept; None when every process compiles for itself."""
 
-setattr(numba.config, "CACHE_DIR", str(cache_folder or ""))  # noqa: B010  (unknown to type checkers)
+_numba_config: Any = numba.config
+_numba_config.CACHE_DIR = str(cache_folder or "")
+
+
+class _ForgivingCache(FunctionCache):
+    """Numba's cache, except that a damaged file or a full disk costs a compilation and not the run."""
+
+    def load_overload(self, sig: Any, target_context: Any) -> Any:
+        try:
+            return super().load_overload(sig, target_context)
+        except Exception:  # whatever unpickling foreign bytes may raise
+            self.flush()
+            return None
+
+    def save_overload(self, sig: Any, data: Any) -> None:
+        with contextlib.suppress(Exception):
+            super().save_overload(sig, data)
 
 
 def kernel(function: F) -> F:
@@ -58,6 +76,7 @@ def kernel(function: F) -> F:
     No fastmath anywhere: it hides NaN (numba issue 2919). Division by zero gives infinity, as in numpy. The
     interpreter lock is released, so kernels of several threads run side by side.
     """
-    compiled = numba.njit(nogil=True, error_model="numpy", cache=cache_folder is not None)(function)
+    compiled: Any = numba.njit(nogil=True, error_model="numpy")(function)
+    if cache_folder is not None and not _numba_config.DISABLE_JIT:
+        compiled._cache = _ForgivingCache(function)
     return cast(F, compiled)
-
