@@ -97,11 +97,17 @@ def agree(axis: Axis, action: Callable[[], T], *, timeout_s: float = START_TIMEO
 
 
 def same_everywhere(axis: Axis, value: object, what: str) -> None:
-    """Refuse to go on where ranks hold different values. Collective over ``axis``; raises ConfigError on all."""
+    """Refuse to go on where ranks hold different values. Collective over ``axis``; raises ConfigError on all.
+
+    Of lists of one length, the message shows the first items that differ.
+    """
     values = gather(axis, value)
     odd = next((rank for rank, other in enumerate(values) if other != values[0]), None)
     if odd is not None:
-        error = ConfigError(f"{what} differ: rank 0 has {values[0]}, rank {odd} has {values[odd]}")
+        mine, other = values[0], values[odd]
+        if isinstance(mine, list) and isinstance(other, list) and len(mine) == len(other):
+            mine, other = next((a, b) for a, b in zip(mine, other, strict=True) if a != b)
+        error = ConfigError(f"{what} differ: rank 0 has {mine!r}, rank {odd} has {other!r}")
         error.agreed = True
         raise error
 

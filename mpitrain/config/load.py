@@ -39,6 +39,14 @@ class Resolved:
     config: Config
     sources: dict[str, str]
 
+    def lines(self) -> list[str]:
+        """List every value as ``section.key = value``, without its source: equal for equal configurations."""
+        return [
+            f"{section}.{key} = {json.dumps(value)}"
+            for section, values in _plain(self.config).items()
+            for key, value in values.items()
+        ]
+
     def to_toml(self) -> str:
         """Render every value, with its source as a comment; the text loads to the same configuration."""
         lines: list[str] = []

@@ -84,7 +84,7 @@ def train(
     world = Axis(comm, "world")
     begin = time.perf_counter()
     faults = agree(world, lambda: FaultHook.from_environment(world.rank))
-    same_everywhere(world, resolved.to_toml(), "the configurations")
+    same_everywhere(world, resolved.lines(), "the configurations")
     parallel = resolved.config.parallel
     shape = agree(world, lambda: GridShape.fit(world.size, parallel.dp, 1, 1))
     config = structs.replace(resolved.config, parallel=structs.replace(parallel, dp=shape.dp))
@@ -96,6 +96,8 @@ def train(
         narrator = Narrator(world.rank, config.train.steps, bar=bar)
         if faults.text:
             narrator.say(f"FAULTS ON PURPOSE: {VARIABLE}={faults.text}")
+        for name in sorted(name for name in os.environ if name.startswith("MPITRAIN_") and name != VARIABLE):
+            narrator.say(f"warning   {name} is set, but nothing reads it: configuration comes from the file and --set")
         parts = build(config, grid)
         store = CheckpointStore(folder.checkpoints, grid.world, config.checkpoint.keep, faults)
         loop = Loop(parts, narrator, faults, position)

@@ -1,5 +1,6 @@
 """What a run says of itself: at the start, at every step, and at the end."""
 
+import os
 import platform
 from importlib.metadata import version
 
@@ -28,9 +29,9 @@ def describe(parts: Parts) -> list[str]:
         f"memory {config.exchange.memory}, {len(exchange.sizes())} buckets",
         f"run       {config.run.folder}",
     ]
-    if cache_folder is None:
-        lines.append("numba     no folder can be written for compiled kernels: every start compiles anew")
-    return lines
+    threads = os.environ.get("OMP_NUM_THREADS") or os.environ.get("OPENBLAS_NUM_THREADS") or "all"
+    kernels = f"kept in {cache_folder}" if cache_folder else "compiled anew at every start: no folder can be written"
+    return [*lines, f"machine   {threads} BLAS threads a rank, kernels {kernels}"]
 
 
 def progress_line(parts: Parts, row: Row, result: Score | None) -> str:
