@@ -156,7 +156,7 @@ def bench_start(
 
 def limit_threads() -> None:
     """Give every rank one BLAS thread, unless the user has said otherwise; must come before numpy is imported."""
-    if not any(name in os.environ for name in THREAD_VARIABLES):
+    if not any(os.environ.get(name) for name in THREAD_VARIABLES):
         os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
 
 
