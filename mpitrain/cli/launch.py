@@ -11,6 +11,10 @@ from mpitrain.comm.runtime import Position, fail, library_name
 from mpitrain.errors import LaunchError
 
 
+TRANSPORT = {"pml": "ob1", "btl": "self,sm,tcp"}
+"""Open MPI's way over shared memory and TCP; looking for fabrics beyond them costs every start a second."""
+
+
 def main(
     config: Path,
     ranks: int,
@@ -64,6 +68,8 @@ def mpirun(ranks: int, *, allow_root: bool, oversubscribe: bool) -> list[str]:
             f"launch: {ranks} ranks on {cores} cores as {_user()} need {' '.join(missing)}; add to launch"
         )
     command = [program, "-n", str(ranks)]
+    for name, value in TRANSPORT.items():
+        command += ["--mca", name, value] * (f"OMPI_MCA_{name}" not in os.environ)
     command += ["--allow-run-as-root"] * (os.geteuid() == 0)
     # Ranks that wait must leave the core to those that compute: no pinning to one core each, and yield.
     command += ["--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1"] * (ranks > cores)
