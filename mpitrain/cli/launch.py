@@ -3,7 +3,6 @@
 import os
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -26,7 +25,7 @@ def main(
     oversubscribe: bool,
     show: bool,
 ) -> int:
-    """Start the ranks, and return the exit code of the job."""
+    """Become the launcher of the ranks, whose exit code is that of the job."""
     try:
         launcher = mpirun(ranks, allow_root=allow_root, oversubscribe=oversubscribe)
     except LaunchError as error:
@@ -36,7 +35,10 @@ def main(
     flags += ["--resume"] * resume + ["--overwrite"] * overwrite
     command = [*launcher, sys.executable, "-m", "mpitrain", "train", str(config), *flags]
     print(shlex.join(command), flush=True)
-    return 0 if show else subprocess.call(command)
+    if show:
+        return 0
+    # In place of this process, so that a signal sent to it reaches mpirun and no job is left behind.
+    os.execv(command[0], command)
 
 
 def mpirun(ranks: int, *, allow_root: bool, oversubscribe: bool) -> list[str]:
