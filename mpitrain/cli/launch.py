@@ -9,7 +9,6 @@ from pathlib import Path
 from mpitrain.comm.runtime import Position, fail, library_name
 from mpitrain.errors import LaunchError
 
-
 TRANSPORT = {"pml": "ob1", "btl": "self,sm,tcp"}
 """Open MPI's way over shared memory and TCP; looking for fabrics beyond them costs every start a second."""
 
