@@ -166,5 +166,3 @@ def run() -> None:
     app(prog_name="mpitrain")
 
 
-if __name__ == "__main__":
-    run()
