@@ -164,5 +164,3 @@ def run() -> None:
     """Run the console script."""
     limit_threads()
     app(prog_name="mpitrain")
-
-

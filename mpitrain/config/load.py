@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 
 from mpitrain.config.schema import Config
-from mpitrain.config.validate import check_consistency, with_derived
+from mpitrain.config.validate import check_consistency, unread_keys, with_derived
 from mpitrain.errors import ConfigError
 
 Tree = dict[str, object]
@@ -39,6 +39,11 @@ class Resolved:
     config: Config
     sources: dict[str, str]
 
+    def warnings(self) -> list[str]:
+        """Name the keys that were set, but that the chosen kinds do not read."""
+        unread = unread_keys(self.config)
+        return [f"{key} is set, but {unread[key]} does not read it" for key in sorted(self.sources) if key in unread]
+
     def lines(self) -> list[str]:
         """List every value as ``section.key = value``, without its source: equal for equal configurations."""
         return [
@@ -48,13 +53,14 @@ class Resolved:
         ]
 
     def to_toml(self) -> str:
-        """Render every value, with its source as a comment; the text loads to the same configuration."""
+        """Render every value that is read, with its source as a comment; the text loads to the same configuration."""
         lines: list[str] = []
+        unread = unread_keys(self.config)
         for section, values in _plain(self.config).items():
             tables = {key: value for key, value in values.items() if key == "rule"}
             lines += ["", f"[{section}]"]
             for key, value in values.items():
-                if key not in tables and value is not None:
+                if key not in tables and value is not None and f"{section}.{key}" not in unread:
                     lines.append(f"{key} = {_toml_value(value)}  # {self.sources.get(f'{section}.{key}', 'default')}")
             for key, items in tables.items():
                 for item in typing.cast(list[Tree], items):

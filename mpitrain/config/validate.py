@@ -25,6 +25,31 @@ def memory_of(exchange: ExchangeConfig) -> MemoryName:
     return exchange.memory or ("none" if exchange.codec == "raw" else "residual")
 
 
+READ_BY: dict[str, dict[object, str]] = {
+    "model.kind": {"transformer": "d_model layers heads d_ff causal", "mlp": "hidden"},
+    "model.task": {"classify": "model.label_smoothing", "forecast": "data.horizon", "lm": ""},
+    "data.kind": {
+        "stations": "stations samples test_samples skew",
+        "windows": "path x y group test_groups skip_groups active log1p missing",
+    },
+    "optim.kind": {"adamw": "beta1 beta2 eps", "sgd": "momentum nesterov"},
+    "optim.schedule": {"constant": "", "cosine": "min_lr_ratio", "linear": "min_lr_ratio"},
+}
+"""Keys (of the same section where none is named) that only some choices read."""
+
+
+def unread_keys(config: Config) -> dict[str, str]:
+    """Name the keys that the choices of this configuration do not read, each with the choice that decides."""
+    unread: dict[str, str] = {}
+    for choice, readers in READ_BY.items():
+        section, _, name = choice.partition(".")
+        chosen = getattr(getattr(config, section), name)
+        every, read = " ".join(readers.values()).split(), readers[chosen].split()
+        for key in set(every) - set(read):
+            unread[key if "." in key else f"{section}.{key}"] = f'{choice} = "{chosen}"'
+    return unread
+
+
 def with_derived(config: Config) -> Config:
     """Fill in the values that follow from others where they are left out."""
     model, data = config.model, config.data

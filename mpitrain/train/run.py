@@ -96,6 +96,8 @@ def train(
         narrator = Narrator(world.rank, config.train.steps, bar=bar)
         if faults.text:
             narrator.say(f"FAULTS ON PURPOSE: {VARIABLE}={faults.text}")
+        for warning in resolved.warnings():
+            narrator.say(f"warning   {warning}")
         for name in sorted(name for name in os.environ if name.startswith("MPITRAIN_") and name != VARIABLE):
             narrator.say(f"warning   {name} is set, but nothing reads it: configuration comes from the file and --set")
         parts = build(config, grid)

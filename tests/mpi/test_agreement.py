@@ -43,7 +43,7 @@ def test_a_failure_that_all_share_is_told_without_a_rank(axis):
     def action():
         raise ConfigError("the same everywhere")
 
-    with pytest.raises(ConfigError, match="^the same everywhere$"):
+    with pytest.raises(ConfigError, match=r"^the same everywhere$"):
         agree(axis, action)
 
 

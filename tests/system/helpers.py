@@ -1,0 +1,111 @@
+"""Whole commands as a user types them, on a run that is as small as a run can be."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+HANG_S = 60
+"""A guard against hanging, not a measure of speed."""
+
+LAUNCHER_VARIABLES = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_")
+
+TINY = """
+[model]
+kind = "mlp"
+hidden = [8]
+[data]
+samples = 60
+test_samples = 10
+window = 4
+stations = 6
+[train]
+steps = {steps}
+batch_size = 12
+eval_every = 0
+[checkpoint]
+every = 0
+[run]
+folder = "{folder}"
+"""
+
+
+def write_config(folder, steps=4, text=TINY):
+    """Write a tiny configuration; returns its path and that of the run folder that it names."""
+    config, run = folder / "tiny.toml", folder / "run"
+    config.write_text(text.format(steps=steps, folder=run))
+    return config, run
+
+
+def environment(**extra):
+    """Return what the shell of a user would hold: nothing from a launcher, no faults; None removes a variable."""
+    inherited = {k: v for k, v in os.environ.items() if not k.startswith((*LAUNCHER_VARIABLES, "MPITRAIN_"))}
+    inherited["PYTHONPATH"] = str(ROOT)
+    return {k: v for k, v in (inherited | extra).items() if v is not None}
+
+
+def mpirun(ranks):
+    """Return the launcher's part of a command, for root and for others."""
+    beside = Path(sys.executable).parent / "mpirun"
+    program = str(beside) if beside.exists() else shutil.which("mpirun")
+    command = [program, "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", "-n", str(ranks)]
+    return command + ["--allow-run-as-root"] * (os.geteuid() == 0)
+
+
+def execute(command, *, cwd, env=None, **options):
+    """Run a command to its end."""
+    return subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=env or environment(),
+        capture_output=True,
+        text=True,
+        timeout=HANG_S,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        **options,
+    )
+
+
+def train(ranks, config, *options, fault=None, env=None):
+    """Train on some ranks; 0: a plain process without a launcher."""
+    launcher = mpirun(ranks) if ranks else []
+    command = [*launcher, sys.executable, "-m", "mpitrain", "train", config, *options]
+    variables = (env or {}) | ({"MPITRAIN_FAULT": fault} if fault else {})
+    return execute(command, cwd=config.parent, env=environment(**variables))
+
+
+def messages(result):
+    """List what the package itself said on the error stream."""
+    return [line for line in result.stderr.splitlines() if line.startswith("mpitrain:")]
+
+
+def summary(run):
+    return json.loads((run / "summary.json").read_text())
+
+
+def rows(run):
+    return [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+
+
+def processes(argument):
+    """Find the living processes whose command line holds ``argument``."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            line = (folder / "cmdline").read_bytes()
+            state = (folder / "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if argument.encode() in line and state != "Z" and int(folder.name) != os.getpid():
+            found.append(int(folder.name))
+    return found
+
+
+def snapshot(folder):
+    """Return every file below a folder with its content and time."""
+    files = (path for path in folder.rglob("*") if path.is_file())
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}

@@ -1,0 +1,144 @@
+"""The way from the shell to the ranks: launcher, threads, output, and a machine without MPI."""
+
+import json
+import os
+import sys
+
+import pytest
+from tests.system.helpers import ROOT, environment, execute, messages, train, write_config
+
+from mpitrain.errors import ExitCode
+from mpitrain.cli.main import THREAD_VARIABLES
+
+MPITRAIN = [sys.executable, "-m", "mpitrain"]
+CORES = len(os.sched_getaffinity(0))
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory):
+    """The same run on one rank and on four."""
+    results = {}
+    for ranks in (1, 4):
+        config, _ = write_config(tmp_path_factory.mktemp(f"lines{ranks}"), steps=20)
+        results[ranks] = train(ranks, config)
+        assert results[ranks].returncode == 0, results[ranks].stderr
+    return results
+
+
+def test_progress_is_told_once(outputs):
+    """U04: as many lines from four ranks as from one."""
+    one, four = (len(outputs[ranks].stdout.splitlines()) for ranks in (1, 4))
+    assert abs(one - four) <= 0.05 * one + 1
+    assert outputs[4].stdout.count("step     20/20") == 1
+
+
+@pytest.mark.parametrize(
+    ("variable", "family"), [("PMI_SIZE", "MPICH"), ("OMPI_COMM_WORLD_SIZE", "Open MPI")]
+)
+def test_contradicting_launcher(tmp_path, variable, family):
+    """M11: one process that a launcher of another MPI believes to be one of four."""
+    config, run = write_config(tmp_path)
+    result = train(0, config, env={variable: "4"})
+    assert result.returncode == ExitCode.MPI, result.stderr
+    assert len(messages(result)) == 1
+    assert family in result.stderr
+    assert f"{variable}=4" in result.stderr
+    assert "sees 1" in result.stderr
+    assert not run.exists()
+
+
+def launch(tmp_path, ranks, *options):
+    config, _ = write_config(tmp_path)
+    return execute([*MPITRAIN, "launch", config, "-n", ranks, *options], cwd=tmp_path)
+
+
+def test_printed_command_yields_when_oversubscribed(tmp_path):
+    """M18: ranks that wait leave the core; where every rank has its own, nothing is added."""
+    root = ["--allow-root"] * (os.geteuid() == 0)
+    crowded = launch(tmp_path, CORES + 1, *root, "--oversubscribe", "--print")
+    roomy = launch(tmp_path, CORES, *root, "--print")
+    assert crowded.returncode == roomy.returncode == 0, crowded.stderr + roomy.stderr
+    assert "--mca mpi_yield_when_idle 1" in crowded.stdout
+    assert "yield" not in roomy.stdout
+    assert "--oversubscribe" not in roomy.stdout
+    for result in (crowded, roomy):
+        assert ("--allow-run-as-root" in result.stdout) == (os.geteuid() == 0)
+        assert not list(tmp_path.glob("run"))
+
+
+def test_launcher_refuses_with_the_flags_to_add(tmp_path):
+    """M20."""
+    result = launch(tmp_path, CORES + 1)
+    assert result.returncode == ExitCode.MPI
+    wanted = "--allow-root --oversubscribe" if os.geteuid() == 0 else "--oversubscribe"
+    assert len(messages(result)) == 1
+    assert f"need {wanted}; add to launch" in result.stderr
+    assert result.stdout == ""
+
+
+def test_launch_trains_and_passes_on_the_code(tmp_path):
+    """M20: with the flags it starts; the code of the ranks is that of the command."""
+    flags = ["--allow-root"] * (os.geteuid() == 0) + ["--oversubscribe"]
+    good = launch(tmp_path, 2, *flags, "--set", "train.steps=1")
+    assert good.returncode == 0, good.stderr
+    assert (tmp_path / "run" / "summary.json").exists()
+    bad = launch(tmp_path, 2, *flags, "--set", "train.steps=none", "--overwrite")
+    assert bad.returncode == ExitCode.CONFIG, bad.stderr
+
+
+THREADS = """
+import json, sys
+from mpitrain.cli.main import limit_threads
+limit_threads()
+import numpy, threadpoolctl
+numpy.ones((64, 64)) @ numpy.ones((64, 64))
+json.dump([pool["num_threads"] for pool in threadpoolctl.threadpool_info() if pool["user_api"] == "blas"], sys.stdout)
+"""
+
+
+@pytest.mark.parametrize(("wish", "expected"), [(None, 1), ("2", 2)])
+def test_blas_threads(tmp_path, wish, expected):
+    """M22: one thread a rank, unless the user has said otherwise."""
+    clean = dict.fromkeys(THREAD_VARIABLES) | {"OMP_NUM_THREADS": wish}
+    result = execute([sys.executable, "-c", THREADS], cwd=tmp_path, env=environment(**clean))
+    assert result.returncode == 0, result.stderr
+    threads = json.loads(result.stdout)
+    assert threads
+    assert set(threads) == {expected}
+
+
+@pytest.fixture
+def without_mpi(tmp_path):
+    """An environment in which mpi4py is not installed."""
+    stub = tmp_path / "stub" / "mpi4py"
+    stub.mkdir(parents=True)
+    (stub / "__init__.py").write_text("raise ImportError('mpi4py is blocked by a test')\n")
+    return environment(PYTHONPATH=f"{stub.parent}{os.pathsep}{ROOT}")
+
+
+@pytest.mark.parametrize(
+    "options", [["--help"], ["--version"], ["train", "--help"], ["launch", "--help"], ["bench", "--help"]]
+)
+def test_help_needs_no_mpi(tmp_path, without_mpi, options):
+    result = execute([*MPITRAIN, *options], cwd=tmp_path, env=without_mpi)
+    assert result.returncode == 0, result.stderr
+    assert "mpitrain" in result.stdout
+
+
+@pytest.mark.parametrize("command", [["train"], ["launch", "-n", "1"]])
+def test_advice_without_mpi(tmp_path, without_mpi, command):
+    """One line that says what to install."""
+    config, run = write_config(tmp_path)
+    result = execute([*MPITRAIN, *command, config], cwd=tmp_path, env=without_mpi)
+    assert "Traceback" not in result.stderr
+    assert result.returncode == ExitCode.MPI, result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+    assert "pip install" in result.stderr
+    assert not run.exists()
+
+
+def test_usage_errors(tmp_path):
+    for options in (["fly"], ["train"], ["train", "x.toml", "--fast"]):
+        result = execute([*MPITRAIN, *options], cwd=tmp_path)
+        assert result.returncode == ExitCode.CONFIG
+        assert "Traceback" not in result.stderr
