@@ -68,6 +68,8 @@ class DataConfig(Section, frozen=True, kw_only=True):
     test_groups: list[int | str] = field(default_factory=list)
     skip_groups: list[int | str] = field(default_factory=list)
     """Groups that are used neither for training nor for testing."""
+    drop: list[str] = field(default_factory=list)
+    """Columns of ``x`` that the model does not see."""
     active: list[str] = field(default_factory=list)
     """A window counts where one of these columns is above zero in one of its rows; empty: every window counts."""
     log1p: list[str] = field(default_factory=list)

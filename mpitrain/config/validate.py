@@ -30,7 +30,7 @@ READ_BY: dict[str, dict[object, str]] = {
     "model.task": {"classify": "model.label_smoothing", "forecast": "data.horizon", "lm": ""},
     "data.kind": {
         "stations": "stations samples test_samples skew",
-        "windows": "path x y group test_groups skip_groups active log1p missing",
+        "windows": "path x y group test_groups skip_groups drop active log1p missing",
     },
     "optim.kind": {"adamw": "beta1 beta2 eps", "sgd": "momentum nesterov"},
     "optim.schedule": {"constant": "", "cosine": "min_lr_ratio", "linear": "min_lr_ratio"},

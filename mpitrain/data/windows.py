@@ -21,7 +21,7 @@ def open_windows(config: DataConfig, task: Task) -> Dataset:
     ----------
     config : DataConfig
         ``path``, ``x``, ``y``, ``group``, ``test_groups``, ``skip_groups``, ``window``, ``stride``, ``horizon``,
-        ``active``, ``log1p``, ``missing``.
+        ``drop``, ``active``, ``log1p``, ``missing``.
     task : {"classify", "forecast"}
         The label of a window's first row, or ``y`` of the ``horizon`` rows that follow the window.
 
@@ -32,6 +32,7 @@ def open_windows(config: DataConfig, task: Task) -> Dataset:
     """
     table = Table(config.path)
     names, x = read_columns(table, config, task)
+    kept = kept_columns(names, config)
     groups = table.read_groups(config.group, len(x), config.x)
     codes = groups.codes
     target = _read_target(table, config, task, len(x))
@@ -51,10 +52,10 @@ def open_windows(config: DataConfig, task: Task) -> Dataset:
     return Dataset(
         source=WindowSource(config, task, {"train": train, "test": test}, target),
         task=task,
-        input_shape=(config.window, len(names)),
+        input_shape=(config.window, len(kept)),
         num_outputs=classes or config.horizon,
         class_names=table.class_names(config.y, classes) if classes else [],
-        feature_names=names,
+        feature_names=[names[column] for column in kept],
         group_names=[groups.names[position] for position in present],
         train_group_sizes=[int(size) for size in sizes],
         num_test=len(test),
@@ -70,6 +71,15 @@ def read_columns(table: Table, config: DataConfig, task: Task) -> tuple[list[str
     for column in columns:
         x[:, column] = _signed_log1p(x[:, column])
     return names, x
+
+
+def kept_columns(names: list[str], config: DataConfig) -> list[int]:
+    """List the columns that the model sees; raises DataError if none is left."""
+    dropped = {position_of(name, names, "drop") for name in config.drop}
+    kept = [column for column in range(len(names)) if column not in dropped]
+    if not kept:
+        raise DataError(f'data: "{config.path}": data.drop leaves none of the {len(names)} columns; keep at least one')
+    return kept
 
 
 def window_starts(codes: Ints, span: int, stride: int) -> _Starts:
@@ -101,14 +111,15 @@ class WindowSource:
         """Read the file, and keep the rows of these windows alone."""
         window = self._config.window
         first = self._starts[split][indices]
-        _, x = read_columns(Table(self._config.path), self._config, self._task)
+        names, x = read_columns(Table(self._config.path), self._config, self._task)
         keep = np.zeros(len(x), np.bool_)
         keep[(first[:, None] + np.arange(window)).ravel()] = True
         moved = np.cumsum(keep) - 1
         y = self._target[first]
         if self._task == "forecast":
             y = self._target[first[:, None] + window + np.arange(self._config.horizon)]
-        return Block(indices, x[keep], moved[first], window, y)
+        rows = x[np.flatnonzero(keep)[:, None], kept_columns(names, self._config)]
+        return Block(indices, rows, moved[first], window, y)
 
 
 def _read_target(table: Table, config: DataConfig, task: Task, rows: int) -> Floats | Ints:

@@ -1,5 +1,7 @@
 """What a person sees: progress on rank 0, once; warnings of other ranks with their rank."""
 
+import contextlib
+import os
 import sys
 import time
 
@@ -7,6 +9,13 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 LINES_A_RUN = 10
+
+
+class _Screen(Console):
+    """A console that goes on in silence when nobody reads it any more: a closed terminal must not end a training."""
+
+    def on_broken_pipe(self) -> None:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 class Narrator:
@@ -25,7 +34,7 @@ class Narrator:
     def __init__(self, rank: int, steps: int, *, bar: bool = False) -> None:
         self._rank = rank
         self._steps = steps
-        self._console = Console(file=sys.stdout, highlight=False, soft_wrap=True)
+        self._console = _Screen(file=sys.stdout, highlight=False, soft_wrap=True)
         self._has_bar = bar
         self._every = max(1, steps // LINES_A_RUN)
         self._progress: Progress | None = None
@@ -38,7 +47,8 @@ class Narrator:
 
     def warn(self, text: str) -> None:
         """Tell something that happened on this rank."""
-        print(f"mpitrain: rank {self._rank}: {text}", file=sys.stderr, flush=True)
+        with contextlib.suppress(BrokenPipeError):
+            print(f"mpitrain: rank {self._rank}: {text}", file=sys.stderr, flush=True)
 
     def step(self, step: int, text: str) -> None:
         """Tell how far the run is."""
