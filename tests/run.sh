@@ -17,9 +17,11 @@ if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 
 quiet=(-q --color=no -p no:cacheprovider)
 "$python" -m pytest "${quiet[@]}" tests/unit "$@"
+# Two ranks speak over TCP, and three send nothing before its receive is posted: what works by luck of buffering fails here.
+declare -A transport=([2]="OMPI_MCA_btl=self,tcp" [3]="OMPI_MCA_btl_sm_eager_limit=128")
 for ranks in 1 2 3 4 5; do
-    echo "== $ranks ranks"
-    "${mpirun[@]}" -n "$ranks" "$python" -m pytest "${quiet[@]}" --with-mpi --only-mpi --ledger "$ledger" tests/mpi "$@"
+    echo "== $ranks ranks ${transport[$ranks]:-}"
+    env ${transport[$ranks]:+"${transport[$ranks]}"} "${mpirun[@]}" -n "$ranks" "$python" -m pytest "${quiet[@]}" --with-mpi --only-mpi --ledger "$ledger" tests/mpi "$@"
 done
 "$python" -m pytest "${quiet[@]}" tests/system "$@"
 "$python" tests/gate.py "$ledger" "$#"
