@@ -55,7 +55,8 @@ class Codec(ABC):
             Not changed.
         wire : (max_nbytes(size),) uint8 or longer, written
         key, first : int
-            Seed of stochastic rounding, and the index of ``x[0]`` in its noise. Deterministic codecs ignore them.
+            Seed of stochastic rounding, and the index of ``x[0]`` in its noise (modulo 2^32). Deterministic codecs
+            ignore them.
 
         Returns
         -------

@@ -16,7 +16,7 @@ from mpitrain.errors import CodecError
 from mpitrain.kernels.half import decode_half, decode_half_add, encode_half, encode_half_wide
 from mpitrain.kernels.reduce import count_not_finite
 
-_MAX_EXPONENT = 1024
+_LARGEST_HALF = 65504.0
 
 
 class Half(Codec):
@@ -24,6 +24,11 @@ class Half(Codec):
 
     wire_id = "fp16"
     format_number = 1
+
+    @property
+    def _max_exponent(self) -> int:
+        """Largest exponent with which every half stays finite."""
+        return int(np.finfo(self.dtype).maxexp) - 16
 
     def max_nbytes(self, size: int) -> int:
         """Two bytes a value and the exponent of an overflowing vector."""
@@ -42,8 +47,9 @@ class Half(Codec):
             return 2 * x.size, 0
         nonfinite = count_not_finite(x)
         if not nonfinite:
-            exponent = math.frexp(float(np.max(np.abs(x))))[1] - 15
-            round_to_half(x, self.dtype.type(2.0**-exponent), halves)
+            exponent = min(math.frexp(float(np.max(np.abs(x))))[1] - 15, self._max_exponent)
+            scaled = np.clip(x * self.dtype.type(2.0**-exponent), -_LARGEST_HALF, _LARGEST_HALF)
+            round_to_half(scaled, self.dtype.type(1), halves)
             wire[2 * x.size : 2 * x.size + 2].view(np.int16)[0] = exponent
         return 2 * x.size + 2, nonfinite
 
@@ -61,9 +67,8 @@ class Half(Codec):
         exponent = 0
         if size and wire.size == 2 * size + 2:
             exponent = int(view(wire[2 * size :], np.int16)[0])
-            limit = 112 if self.dtype == np.float32 else _MAX_EXPONENT - 15
-            if not 1 <= exponent <= limit:
-                raise CodecError(f"codec fp16: expected an exponent from 1 to {limit}, got {exponent}")
+            if not 1 <= exponent <= self._max_exponent:
+                raise CodecError(f"codec fp16: expected an exponent from 1 to {self._max_exponent}, got {exponent}")
         else:
             self.check_size(wire, 2 * size, size)
         return view(wire[: 2 * size], np.uint16), self.dtype.type(2.0**exponent)

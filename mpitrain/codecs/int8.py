@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpitrain.arrays import Bytes, Floats
-from mpitrain.codecs.base import Codec, view
+from mpitrain.codecs.base import Codec
 from mpitrain.errors import CodecError
 from mpitrain.kernels.quantize import BLOCK, decode_int8, decode_int8_add, encode_int8, encode_int8_stochastic
 
@@ -52,7 +52,7 @@ class Int8(Codec):
         mask = _SIGN_MASK[self.dtype]
         bits = x.view(mask.dtype)
         if self.stochastic:
-            key_a, key_b = np.uint32(key & 0xFFFFFFFF), np.uint32((key >> 32 ^ first >> 32) & 0xFFFFFFFF)
+            key_a, key_b = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 & 0xFFFFFFFF)
             start = np.uint32(first & 0xFFFFFFFF)
             bad = encode_int8_stochastic(x, bits, mask, scales, codes, key_a, key_b, start)
         else:
@@ -72,7 +72,7 @@ class Int8(Codec):
     @staticmethod
     def _parts(wire: Bytes, size: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[np.int8]]:
         scale_bytes = 2 * -(-size // BLOCK)
-        return view(wire[:scale_bytes], np.uint16), wire[scale_bytes : scale_bytes + size].view(np.int8)
+        return wire[:scale_bytes].view(np.uint16), wire[scale_bytes : scale_bytes + size].view(np.int8)
 
     @staticmethod
     def _check_scales(bad: int) -> None:

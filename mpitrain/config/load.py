@@ -60,8 +60,9 @@ class Resolved:
             tables = {key: value for key, value in values.items() if key == "rule"}
             lines += ["", f"[{section}]"]
             for key, value in values.items():
+                source = self.sources.get(f"{section}.{key}", "default")
                 if key not in tables and value is not None and f"{section}.{key}" not in unread:
-                    lines.append(f"{key} = {_toml_value(value)}  # {self.sources.get(f'{section}.{key}', 'default')}")
+                    lines.append(f"{key} = {_toml_value(value)}  # {_comment(source)}")
             for key, items in tables.items():
                 for item in typing.cast(list[Tree], items):
                     lines += ["", f"[[{section}.{key}]]", *(f"{k} = {_toml_value(v)}" for k, v in item.items())]
@@ -106,7 +107,7 @@ def resolve(tree: Tree, origin: str, overrides: list[str]) -> Resolved:
 def _apply_override(tree: Tree, override: str) -> str:
     dotted, equals, text = override.partition("=")
     section, dot, key = dotted.strip().partition(".")
-    if not equals or not dot or not key:
+    if not (equals and section and dot and key):
         raise ConfigError(f"--set: expected section.key=value, got {override!r}")
     try:
         value: object = tomllib.loads(f"value = {text}")["value"]
@@ -126,7 +127,7 @@ def _refuse_unknown(tree: Tree, sources: dict[str, str]) -> None:
         if section not in known:
             homes = [name for name in dotted if name.endswith(f".{section.replace('-', '_')}")]
             near = homes or difflib.get_close_matches(section, known, 1) or _near_key(section, dotted)
-            raise ConfigError(f"{sources.get(section, 'config')}: unknown section or key {section!r}{_hint(near)}")
+            raise ConfigError(f"{_origin(section, sources)}: unknown section or key {section!r}{_hint(near)}")
         if not isinstance(table, dict):
             raise ConfigError(f"{sources.get(section, 'config')}: [{section}] must be a table, got {table!r}")
         for key in table:
@@ -135,6 +136,11 @@ def _refuse_unknown(tree: Tree, sources: dict[str, str]) -> None:
                 near = [f"{section}.{here[0]}"] if here else _near_key(key, dotted)
                 origin = sources.get(f"{section}.{key}", "config")
                 raise ConfigError(f"{origin}: unknown key {section}.{key}{_hint(near)}")
+
+
+def _origin(section: str, sources: dict[str, str]) -> str:
+    """Name the place that mentions a section first."""
+    return next((origin for key, origin in sources.items() if key.partition(".")[0] == section), "config")
 
 
 def _near_key(key: str, dotted: list[str]) -> list[str]:
@@ -166,7 +172,7 @@ def _choices(dotted: str) -> str:
     kind: object = Config
     for part in re.sub(r"\[\d+\]", "", dotted).split("."):
         kind = typing.get_type_hints(kind).get(part)
-        kind = typing.get_args(kind)[0] if typing.get_origin(kind) in (list, types.UnionType) else kind
+        kind = typing.get_args(kind)[0] if typing.get_origin(kind) in (tuple, typing.Union, types.UnionType) else kind
     words = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
     return ", ".join(json.dumps(word) for word in words)
 
@@ -195,8 +201,13 @@ def _plain(config: Config) -> dict[str, Tree]:
 
 
 def _toml_value(value: object) -> str:
-    if isinstance(value, list):
+    if isinstance(value, list | tuple):
         return "[" + ", ".join(_toml_value(item) for item in value) + "]"
     if isinstance(value, float):
         return repr(value)
-    return json.dumps(value, ensure_ascii=False)
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which JSON allows and TOML does not
+
+
+def _comment(source: str) -> str:
+    """Keep a source on its line."""
+    return "".join(character if character.isprintable() else "?" for character in source)

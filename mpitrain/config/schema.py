@@ -1,13 +1,14 @@
 """The configuration: one frozen structure a section, with types, bounds and defaults in one place."""
 
+import sys
 from typing import Annotated, Literal
 
-from msgspec import Meta, Struct, field
+from msgspec import Meta, Struct
 
 Count = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
-Positive = Annotated[float, Meta(gt=0)]
-NonNegative = Annotated[float, Meta(ge=0)]
+Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
+NonNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 
 Task = Literal["classify", "forecast", "lm"]
@@ -30,7 +31,7 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     heads: Count = 4
     d_ff: Count | None = None
     """Width of the hidden layer of a block; 4 d_model where left out."""
-    hidden: list[Count] = field(default_factory=lambda: [128, 128])
+    hidden: tuple[Count, ...] = (128, 128)
     """Widths of the hidden layers of an MLP."""
     causal: bool = False
     """Whether a time step attends only to itself and the past."""
@@ -65,14 +66,14 @@ class DataConfig(Section, frozen=True, kw_only=True):
     """Array with the label of each row (0, 1, …), or with the values to be forecast."""
     group: str = ""
     """Array that names the station (trace, session, node) of each row; windows never cross it."""
-    test_groups: list[int | str] = field(default_factory=list)
-    skip_groups: list[int | str] = field(default_factory=list)
+    test_groups: tuple[int | str, ...] = ()
+    skip_groups: tuple[int | str, ...] = ()
     """Groups that are used neither for training nor for testing."""
-    drop: list[str] = field(default_factory=list)
+    drop: tuple[str, ...] = ()
     """Columns of ``x`` that the model does not see."""
-    active: list[str] = field(default_factory=list)
+    active: tuple[str, ...] = ()
     """A window counts where one of these columns is above zero in one of its rows; empty: every window counts."""
-    log1p: list[str] = field(default_factory=list)
+    log1p: tuple[str, ...] = ()
     """Columns, the values of a forecast among them, replaced by sign(v) ln(1 + abs(v)); "*" for all."""
     missing: Literal["refuse", "zero"] = "refuse"
     """What becomes of NaN in ``x``; infinities are always refused."""
@@ -140,7 +141,7 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     """Start a bucket as soon as backward has filled it; off: after backward. Same bits, same bytes."""
     bucket_mb: Positive | None = None
     """Size of a bucket in 10^6 bytes of float32; a sixth of the model where left out."""
-    rule: list[RuleConfig] = field(default_factory=list)
+    rule: tuple[RuleConfig, ...] = ()
 
 
 class CheckpointConfig(Section, frozen=True, kw_only=True):

@@ -3,6 +3,7 @@
 import difflib
 import zipfile
 import zlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -35,7 +36,7 @@ class Groups:
     names: list[str]
     numbers: list[int]
 
-    def find(self, wanted: list[int | str], key: str) -> list[int]:
+    def find(self, wanted: Sequence[int | str], key: str) -> list[int]:
         """Turn names, or numbers of the file, into positions; DataError where there is no such group."""
         by_text = {str(number): position for position, number in enumerate(self.numbers)}
         by_text |= {name: position for position, name in enumerate(self.names)}

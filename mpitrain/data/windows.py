@@ -138,7 +138,7 @@ def _split(starts: _Starts, groups: Groups, config: DataConfig) -> tuple[_Starts
         if not part.any():
             present = [groups.names[code] for code in np.unique(groups.codes[starts])]
             raise DataError(
-                f'data: "{config.path}": data.test_groups = {config.test_groups} leaves no {other} windows of '
+                f'data: "{config.path}": data.test_groups = {list(config.test_groups)} leaves no {other} windows of '
                 f"{len(starts)} in the groups {present}; name groups with windows for both, "
                 f"{'and' if config.group else 'with data.group set, and'} relax data.active or data.skip_groups"
             )

@@ -111,7 +111,7 @@ def make_model(config: Config, dataset: Dataset) -> Chain:
     if model.kind == "mlp":
         return Mlp(
             inputs=prod(dataset.input_shape),
-            hidden=tuple(model.hidden),
+            hidden=model.hidden,
             outputs=dataset.num_outputs,
             dropout=model.dropout,
         )

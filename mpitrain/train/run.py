@@ -85,21 +85,14 @@ def train(
     begin = time.perf_counter()
     faults = agree(world, lambda: FaultHook.from_environment(world.rank))
     same_everywhere(world, resolved.lines(), "the configurations")
-    parallel = resolved.config.parallel
-    shape = agree(world, lambda: GridShape.fit(world.size, parallel.dp, 1, 1))
-    config = structs.replace(resolved.config, parallel=structs.replace(parallel, dp=shape.dp))
-    resolved = Resolved(config, resolved.sources)
+    resolved, shape = _fit_grid(resolved, world)
+    config = resolved.config
     folder = RunFolder(Path(config.run.folder))
     agree(world, lambda: folder.check_free(resume=resume, overwrite=overwrite))
 
     with ProcessGrid(comm, shape) as grid:
         narrator = Narrator(world.rank, config.train.steps, bar=bar)
-        if faults.text:
-            narrator.say(f"FAULTS ON PURPOSE: {VARIABLE}={faults.text}")
-        for warning in resolved.warnings():
-            narrator.say(f"warning   {warning}")
-        for name in sorted(name for name in os.environ if name.startswith("MPITRAIN_") and name != VARIABLE):
-            narrator.say(f"warning   {name} is set, but nothing reads it: configuration comes from the file and --set")
+        _warn(resolved, faults, narrator)
         parts = build(config, grid)
         store = CheckpointStore(folder.checkpoints, grid.world, config.checkpoint.keep, faults)
         loop = Loop(parts, narrator, faults, position)
@@ -109,6 +102,24 @@ def train(
             return _run(session, begin)
         finally:
             narrator.close()
+
+
+def _fit_grid(resolved: Resolved, world: Axis) -> tuple[Resolved, GridShape]:
+    """Fill in the ranks of the data axis."""
+    parallel = resolved.config.parallel
+    shape = agree(world, lambda: GridShape.fit(world.size, parallel.dp, 1, 1))
+    config = structs.replace(resolved.config, parallel=structs.replace(parallel, dp=shape.dp))
+    return Resolved(config, resolved.sources), shape
+
+
+def _warn(resolved: Resolved, faults: FaultHook, narrator: Narrator) -> None:
+    """Tell what was set and has no effect, and what breaks this run on purpose."""
+    if faults.text:
+        narrator.say(f"FAULTS ON PURPOSE: {VARIABLE}={faults.text}")
+    for warning in resolved.warnings():
+        narrator.say(f"warning   {warning}")
+    for name in sorted(name for name in os.environ if name.startswith("MPITRAIN_") and name != VARIABLE):
+        narrator.say(f"warning   {name} is set, but nothing reads it: configuration comes from the file and --set")
 
 
 def _prepare(session: Session, *, resume: bool, overwrite: bool) -> None:

@@ -49,5 +49,7 @@ def half_bytes(x):
         halves = x.astype(np.float16)
     if np.isfinite(halves).all():
         return halves.tobytes()
-    exponent = int(np.frexp(np.max(np.abs(x)))[1]) - 15
-    return (x * x.dtype.type(2.0**-exponent)).astype(np.float16).tobytes() + np.int16(exponent).tobytes()
+    largest = 112 if x.dtype == np.float32 else 1008
+    exponent = min(int(np.frexp(np.max(np.abs(x)))[1]) - 15, largest)
+    scaled = np.clip(x * x.dtype.type(2.0**-exponent), -65504, 65504)
+    return scaled.astype(np.float16).tobytes() + np.int16(exponent).tobytes()

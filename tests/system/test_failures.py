@@ -4,9 +4,9 @@ import re
 import time
 
 import pytest
-from tests.system.helpers import messages, processes, rows, summary, train, write_config
 
 from mpitrain.errors import ExitCode
+from tests.system.helpers import messages, processes, rows, summary, train, write_config
 
 
 def gone(argument, seconds=20):

@@ -1,0 +1,228 @@
+"""Whole runs, in-process: replicas stay the same bits, and the number of ranks changes nothing but the rounding."""
+
+import itertools
+import shutil
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpitrain.comm.agreement import gather
+from mpitrain.comm.grid import Axis, ProcessGrid
+from mpitrain.config.load import resolve
+from mpitrain.config.validate import refusal
+from mpitrain.errors import ConfigError
+from mpitrain.partition import GridShape
+from mpitrain.train.hashing import params_sha256
+from mpitrain.train.loop import Loop
+from mpitrain.train.run import train
+
+MLP = {
+    "model": {"kind": "mlp", "hidden": [20]},
+    "data": {"stations": 6, "samples": 60, "test_samples": 12, "window": 4},
+    "train": {"steps": 2, "batch_size": 12, "eval_every": 0},
+    "checkpoint": {"every": 0},
+}
+TRANSFORMER = MLP | {
+    "model": {"kind": "transformer", "layers": 1, "d_model": 8, "heads": 2, "dropout": 0.1},
+    "data": MLP["data"] | {"placement": "shuffled"},
+    "exchange": {"codec": "raw"},
+}
+EVERY_STREAM = list(
+    itertools.product(
+        ["native", "ring", "direct"],
+        ["raw", "fp16", "int8"],
+        ["none", "residual", "delta"],
+        ["nearest", "stochastic"],
+    )
+)
+
+
+@pytest.fixture
+def folder(world):
+    """A folder that all ranks see, removed at the end."""
+    name = np.zeros(256, np.uint8)
+    if world.rank == 0:
+        path = tempfile.mkdtemp(prefix="mpitrain-test-").encode()
+        name[: len(path)] = np.frombuffer(path, np.uint8)
+    world.Bcast(name, 0)
+    shared = Path(name.tobytes().rstrip(b"\0").decode())
+    yield shared
+    world.Barrier()
+    if world.rank == 0:
+        shutil.rmtree(shared)
+
+
+class Recorder:
+    """Looks at every step of every run: the hash of the weights, the row of metrics, the plan of buckets."""
+
+    def __init__(self, monkeypatch):
+        self.hashes, self.rows, self.sizes, self.params = [], [], [], None
+        step = Loop.step
+
+        def recorded(loop):
+            result = step(loop)
+            self.hashes.append(params_sha256(loop.parts.params))
+            self.rows.append(result[0])
+            self.sizes = loop.parts.exchange.sizes()
+            self.params = loop.parts.params
+            return result
+
+        monkeypatch.setattr(Loop, "step", recorded)
+
+    def run(self, comm, folder, base, **sections):
+        """Train; returns the summary. What was recorded of earlier runs goes."""
+        self.hashes, self.rows = [], []
+        tree = {name: dict(table) for name, table in base.items()}
+        for name, table in sections.items():
+            tree[name] = tree.get(name, {}) | table
+        tree["run"] = {"folder": str(folder)}
+        return train(resolve(tree, "test", []), comm, overwrite=True)
+
+    def column(self, name):
+        return [row[name] for row in self.rows]
+
+
+@pytest.fixture
+def recorder(monkeypatch):
+    return Recorder(monkeypatch)
+
+
+def same_hashes(comm, recorder, steps):
+    """Whether all ranks had the same weights after each of the steps, and the weights moved."""
+    everywhere = gather(Axis(comm), recorder.hashes)
+    mine = recorder.hashes
+    return len(set(mine)) == len(mine) == steps and all(other == mine for other in everywhere)
+
+
+def test_every_combination(world, folder, recorder):
+    """C10: collective × codec × memory: two steps with the same bits on all ranks, or the table's reason."""
+    trained = 0
+    for collective, codec, memory, rounding in EVERY_STREAM:
+        answers = {"collective": collective, "codec": codec, "memory": memory, "rounding": rounding}
+        reason = refusal(**answers)
+        if reason is not None:
+            with pytest.raises(ConfigError) as caught:
+                recorder.run(world, folder, MLP, exchange=answers)
+            assert str(caught.value) == reason
+            continue
+        result = recorder.run(world, folder, MLP, exchange=answers)
+        assert same_hashes(world, recorder, 2), answers
+        assert result["replicas_identical"] is True
+        assert result["param_sha256"] == recorder.hashes[-1]
+        assert all(0 < loss < 100 for loss in recorder.column("loss")), answers
+        trained += 1
+    assert trained == 21  # native raw; ring and direct with raw, and fp16 and int8 twice with three memories each
+
+
+def test_one_rank_or_many(world, folder, recorder):
+    """Shuffled placement trains on the same samples, dropout and all, on any number of ranks."""
+    steps = {"train": MLP["train"] | {"steps": 20}}
+    recorder.run(MPI.COMM_SELF, folder / f"alone{world.rank}", TRANSFORMER, **steps)
+    alone = {name: recorder.column(name) for name in ("loss", "grad_norm", "samples", "epoch", "lr")}
+    recorder.run(world, folder / "together", TRANSFORMER, **steps)
+    for name in ("samples", "epoch", "lr"):
+        assert recorder.column(name) == alone[name]
+    assert np.allclose(recorder.column("loss"), alone["loss"], rtol=1e-5, atol=0)
+    assert np.allclose(recorder.column("grad_norm"), alone["grad_norm"], rtol=1e-4, atol=0)
+    assert same_hashes(world, recorder, 20)
+
+
+@pytest.mark.parametrize("exchange", [{"codec": "int8"}, {"codec": "raw", "collective": "ring", "bucket_mb": 0.001}])
+def test_overlap_changes_nothing(world, folder, recorder, exchange):
+    """Overlap decides when buckets leave, never what they hold."""
+    found = []
+    for overlap in (True, False):
+        recorder.run(world, folder, TRANSFORMER, exchange=exchange | {"overlap": overlap}, train={"steps": 4})
+        found.append((recorder.hashes, recorder.column("sent_bytes"), recorder.column("messages")))
+    assert found[0] == found[1]
+
+
+def test_steps_pickle_nothing(world, folder, recorder, monkeypatch):
+    """M25: arrays and control data alike travel as buffers."""
+    calls = []
+    dumps, loads = MPI.pickle.dumps, MPI.pickle.loads
+
+    def count(kind, function):
+        def counted(*args, **options):
+            calls.append(kind)
+            return function(*args, **options)
+
+        return counted
+
+    step = Loop.step
+    during = []
+
+    def watched(loop):
+        before = len(calls)
+        result = step(loop)
+        during.append(len(calls) - before)
+        return result
+
+    monkeypatch.setattr(Loop, "step", watched)
+    MPI.pickle.__init__(count("dumps", dumps), count("loads", loads))
+    try:
+        world.allgather("proof that this counts")
+        assert calls
+        for collective in ("native", "ring", "direct"):
+            recorder.run(world, folder, TRANSFORMER, exchange={"collective": collective}, train={"steps": 10})
+    finally:
+        MPI.pickle.__init__()
+    assert during == [0] * 30
+
+
+def test_messages_of_a_step(world, folder, recorder):
+    """C18: two messages a peer and bucket, however many tensors; fusing them changes no bit of raw."""
+    hashes = set()
+    for bucket_mb in (1e-6, 0.001, 1.0):
+        exchange = {"collective": "direct", "bucket_mb": bucket_mb}
+        recorder.run(world, folder, TRANSFORMER, exchange=exchange, train={"steps": 2})
+        assert recorder.column("messages") == [2 * (world.size - 1) * len(recorder.sizes)] * 2
+        hashes.add(recorder.hashes[-1])
+    assert len(recorder.sizes) == 1
+    if world.size <= 2:  # a sum of two is the same in any order; which chunk an element is in sets the order of more
+        assert len(hashes) == 1
+
+
+def test_fewer_samples_than_ranks_in_a_step(world, folder, recorder):
+    """D01: 2 samples a step, the last of an epoch ragged; ranks without any take part, and nobody waits for ever."""
+    base = TRANSFORMER | {"train": MLP["train"] | {"batch_size": 2, "steps": 14}}
+    data = {"samples": 13, "test_samples": 1}
+    recorder.run(MPI.COMM_SELF, folder / f"alone{world.rank}", base, data=data)
+    alone = recorder.column("loss")
+    recorder.run(world, folder / "together", base, data=data)
+    assert recorder.column("samples") == 2 * [2, 2, 2, 2, 2, 2, 1]
+    assert np.allclose(recorder.column("loss"), alone, rtol=1e-5, atol=0)
+    for exchange in ({"codec": "int8"}, {"codec": "fp16", "memory": "delta", "collective": "ring"}):
+        recorder.run(world, folder / "together", base, data=data, exchange=exchange)
+        assert same_hashes(world, recorder, 14)
+
+
+@pytest.mark.parametrize("task", ["classify", "forecast"])
+def test_unequal_shares_weigh_by_sample(world, folder, recorder, task):
+    """D04: one rank has 4 samples, the others 1; the update is that of one process on them all."""
+    ranks = max(world.size, 2)
+    sections = {
+        "model": {"task": task},
+        "data": {"stations": ranks, "samples": ranks + 3, "skew": 8.0, "placement": "station"},
+        "train": {"batch_size": ranks + 3, "steps": 1},
+        "optim": {"kind": "sgd", "lr": 0.5, "schedule": "constant"},
+        "exchange": {"codec": "raw"},
+    }
+    recorder.run(MPI.COMM_SELF, folder / f"alone{world.rank}", MLP, **sections)
+    alone, weights = recorder.rows[0], recorder.params.flat.copy()
+    recorder.run(world, folder / "together", MLP, **sections)
+    assert recorder.rows[0]["samples"] == alone["samples"] == ranks + 3
+    assert recorder.rows[0]["loss"] == pytest.approx(alone["loss"], rel=1e-6)
+    assert recorder.rows[0]["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-6)
+    assert np.allclose(recorder.params.flat, weights, rtol=1e-5, atol=1e-6)
+
+
+def test_grids_are_freed(world):
+    """M15: a thousand grids in one process."""
+    shape = GridShape(world.size, 1, 1)
+    for _ in range(1000):
+        with ProcessGrid(world, shape) as grid:
+            assert grid.data.size == world.size

@@ -1,0 +1,222 @@
+"""Bad input: one message that says where, expected, got and the remedy; its exit code; nothing written."""
+
+import json
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from mpitrain.errors import ExitCode
+from tests.system.helpers import execute, messages, mpirun, snapshot, train, write_config
+
+BROKEN_TOML = "[train\nsteps = 1\n"
+WINDOWS = ["data.kind=windows", "data.window=4", "data.y=label", "data.group=trace", "data.test_groups=[3]"]
+
+
+def sets(*overrides):
+    return [part for item in overrides for part in ("--set", item)]
+
+
+def windows(path, *overrides):
+    return sets(*WINDOWS, f"data.path={path}", *overrides)
+
+
+CASES = {
+    "misspelt key": (sets("optim.learing_rate=1"), ExitCode.CONFIG, ["optim.learing_rate", "optim.lr"]),
+    "key of another section": (sets("train.lr=1"), ExitCode.CONFIG, ["train.lr", "optim.lr"]),
+    "hyphen": (sets("train.num-epochs=3"), ExitCode.CONFIG, ["num-epochs", "train.steps"]),
+    "unknown section": (sets("trian.steps=3"), ExitCode.CONFIG, ["trian", "train"]),
+    "no section": (["--set", "lr=1"], ExitCode.CONFIG, ["section.key=value", "'lr=1'"]),
+    "text for a number": (sets("optim.lr=abc"), ExitCode.CONFIG, ["optim.lr", "'abc'", "float"]),
+    "number for a list": (sets("model.hidden=3"), ExitCode.CONFIG, ["model.hidden", "got 3"]),
+    "list for a number": (sets("train.steps=[1]"), ExitCode.CONFIG, ["train.steps", "[1]"]),
+    "fraction of a step": (sets("train.steps=1.5"), ExitCode.CONFIG, ["train.steps", "1.5"]),
+    "zero steps": (sets("train.steps=0"), ExitCode.CONFIG, ["train.steps", "1", "got 0"]),
+    "negative batch": (sets("train.batch_size=-4"), ExitCode.CONFIG, ["train.batch_size", "got -4"]),
+    "zero width": (sets("model.hidden=[8, 0]"), ExitCode.CONFIG, ["model.hidden", "0"]),
+    "negative rate": (sets("optim.lr=-1e-3"), ExitCode.CONFIG, ["optim.lr", "-0.001"]),
+    "infinite rate": (sets("optim.lr=inf"), ExitCode.CONFIG, ["optim.lr", "inf"]),
+    "NaN rate": (sets("optim.lr=nan"), ExitCode.CONFIG, ["optim.lr", "nan"]),
+    "unknown word": (sets("exchange.codec=int9"), ExitCode.CONFIG, ["exchange.codec", '"int8"', "'int9'"]),
+    "native with int8": (sets("exchange.collective=native"), ExitCode.CONFIG, ["native", '"raw"', "int8"]),
+    "memory with raw": (
+        sets("exchange.codec=raw", "exchange.memory=delta"),
+        ExitCode.CONFIG,
+        ["exchange.memory", "delta", "raw"],
+    ),
+    "rounding of fp16": (
+        sets("exchange.codec=fp16", "exchange.rounding=stochastic"),
+        ExitCode.CONFIG,
+        ["exchange.rounding", "int8"],
+    ),
+    "heads": (
+        sets("model.kind=transformer", "model.d_model=8", "model.heads=3"),
+        ExitCode.CONFIG,
+        ["model.heads = 3", "model.d_model = 8", "[1, 2, 4, 8]"],
+    ),
+    "no token data": (sets("model.task=lm"), ExitCode.CONFIG, ["lm", "stations"]),
+    "no path": (sets("data.kind=windows"), ExitCode.CONFIG, ["data.path"]),
+    "too many ranks wanted": (sets("parallel.dp=7"), ExitCode.CONFIG, ["parallel", "7", "start 7 ranks"]),
+    "missing config": (None, ExitCode.CONFIG, ["missing.toml", "No such file"]),
+    "broken config": (None, ExitCode.CONFIG, ["broken.toml", "not TOML", "line"]),
+    "missing data": (windows("nowhere.npz"), ExitCode.DATA, ["nowhere.npz"]),
+    "not an archive": (windows("noise.npz"), ExitCode.DATA, ["noise.npz"]),
+    "NaN in data": (windows("nan.npz"), ExitCode.DATA, ["nan.npz", "17", "nan"]),
+    "missing array": (windows("good.npz", "data.y=target"), ExitCode.DATA, ["good.npz", "target", "label"]),
+    "unequal lengths": (windows("short.npz"), ExitCode.DATA, ["short.npz", "59", "60"]),
+    "unknown test group": (windows("good.npz", "data.test_groups=[9]"), ExitCode.DATA, ["good.npz", "9"]),
+    "window too long": (windows("good.npz", "data.window=40"), ExitCode.DATA, ["good.npz", "40", "15"]),
+    "folder below a file": (sets("run.folder=broken.toml/run"), ExitCode.CONFIG, ["run.folder", "broken.toml/run"]),
+    "nothing to resume": (["--resume"], ExitCode.CHECKPOINT, ["no complete step", "--resume"]),
+}
+CONFIGS = {"missing config": "missing.toml", "broken config": "broken.toml"}
+
+
+def write_data(folder):
+    """Four traces of fifteen rows, and what may be wrong with such a file."""
+    rng = np.random.default_rng(0)
+    x, label, trace = rng.standard_normal((60, 3)).astype(np.float32), np.arange(60) % 2, np.arange(60) // 15
+    np.savez(folder / "good.npz", x=x, label=label, trace=trace)
+    np.savez(folder / "short.npz", x=x, label=label[:-1], trace=trace)
+    x[17, 1] = np.nan
+    np.savez(folder / "nan.npz", x=x, label=label, trace=trace)
+    (folder / "noise.npz").write_bytes(b"no archive at all" * 10)
+    (folder / "broken.toml").write_text(BROKEN_TOML)
+
+
+def drive(folder, cases, ranks):
+    """Run argument lists, and return for each what every rank reported."""
+    (folder / "cases.json").write_text(json.dumps(cases))
+    launcher = mpirun(ranks) if ranks > 1 else []
+    command = [*launcher, sys.executable, "-m", "tests.system.driver", "cases.json", "results"]
+    result = execute(command, cwd=folder)
+    assert result.returncode == 0, result.stderr
+    reports = [json.loads((folder / f"results.{rank}").read_text()) for rank in range(ranks)]
+    for path in [folder / "cases.json", *folder.glob("results.*")]:
+        path.unlink()
+    return list(zip(*reports, strict=True))
+
+
+def arguments(config, name, options):
+    return ["train", CONFIGS.get(name, str(config)), *(options or [])]
+
+
+@pytest.fixture(scope="module", params=[1, 3])
+def refusals(request, tmp_path_factory):
+    """What every rank said to every case, and whether the disk is as it was."""
+    folder = tmp_path_factory.mktemp(f"bad{request.param}")
+    config, run = write_config(folder)
+    write_data(folder)
+    before = snapshot(folder)
+    reports = drive(folder, [arguments(config, name, case[0]) for name, case in CASES.items()], request.param)
+    assert not run.exists()
+    assert snapshot(folder) == before
+    return dict(zip(CASES, reports, strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_refusal(refusals, name):
+    _, code, words = CASES[name]
+    ranks = refusals[name]
+    assert [report["code"] for report in ranks] == [code] * len(ranks), ranks
+    first, *others = (report["stderr"] for report in ranks)
+    assert not any(others), others
+    assert first.startswith("mpitrain: ")
+    assert len(first.splitlines()) == 1
+    for word in words:
+        assert word in first, first
+
+
+@pytest.mark.parametrize("text", ["1e-3", "1E-3", "0.001", "'0.001'"])
+def test_numbers_in_any_spelling(tmp_path, text):
+    """U01: all four are the same number."""
+    from mpitrain.config.load import load_config
+
+    config, _ = write_config(tmp_path)
+    config.write_text(config.read_text() + f"[optim]\nlr = {text}\n")
+    assert load_config(config).config.optim.lr == 1e-3
+    assert load_config(config, [f"optim.lr={text}"]).config.optim.lr == 1e-3
+
+
+def test_unknown_key_on_four_ranks(tmp_path):
+    """U02: printed once."""
+    config, run = write_config(tmp_path)
+    config.write_text("lr = 1e-3\n" + config.read_text())
+    result = train(4, config)
+    assert result.returncode == ExitCode.CONFIG
+    assert len(messages(result)) == 1
+    assert "'lr'" in messages(result)[0]
+    assert "did you mean optim.lr?" in messages(result)[0]
+    assert not run.exists()
+
+
+def test_more_ranks_than_samples(tmp_path):
+    """D02: both numbers, once, on 5 ranks; the same for stations."""
+    config, run = write_config(tmp_path)
+    cases = [
+        arguments(config, "", sets("data.samples=3", "data.placement=shuffled")),
+        arguments(config, "", sets("data.stations=3")),
+        arguments(config, "", sets("data.test_samples=1", "train.steps=1", "data.placement=shuffled")),
+    ]
+    few, stations, one_test = drive(tmp_path, cases, 5)
+    for reports, words in ((few, ("5", "3", "samples")), (stations, ("5", "3", "station"))):
+        assert [report["code"] for report in reports] == [ExitCode.DATA] * 5, reports
+        assert [bool(report["stderr"]) for report in reports] == [True, False, False, False, False]
+        assert all(word in reports[0]["stderr"] for word in words), reports[0]
+    assert [report["code"] for report in one_test] == [0] * 5, one_test
+    assert (run / "summary.json").exists()
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """A folder with a finished run of two steps."""
+    folder = tmp_path_factory.mktemp("finished")
+    config, run = write_config(folder, steps=2)
+    return folder, config, run
+
+
+def test_a_folder_that_holds_a_run(finished):
+    """Nothing of an earlier run is touched, whatever the mistake; another model is refused by its checkpoint."""
+    folder, config, run = finished
+    (good,) = drive(folder, [arguments(config, "", [])], 1)
+    assert good[0]["code"] == 0, good
+    before = snapshot(run)
+    mistakes = {
+        ExitCode.CONFIG: [[], ["--overwrite", *sets("train.steps=0")], ["--resume", *sets("exchange.codec=int9")]],
+        ExitCode.DATA: [["--overwrite", *windows("nowhere.npz")]],
+        ExitCode.CHECKPOINT: [
+            ["--resume", *sets("model.hidden=[9]")],
+            ["--resume", *sets("model.hidden=[8, 8]")],
+            ["--resume", *sets("optim.kind=sgd")],
+        ],
+    }
+    cases = [(code, options) for code, several in mistakes.items() for options in several]
+    reports = drive(folder, [arguments(config, "", options) for _, options in cases], 1)
+    for (code, options), (report,) in zip(cases, reports, strict=True):
+        assert report["code"] == code, (options, report)
+        assert len(report["stderr"].splitlines()) == 1, (options, report)
+        assert snapshot(run) == before, options
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="needs a second user")
+def test_a_folder_that_cannot_be_written(tmp_path):
+    """As another user, since nothing is forbidden to root."""
+    config, _ = write_config(tmp_path)
+    locked = tmp_path / "locked"
+    locked.mkdir(mode=0o755)
+    for folder in [tmp_path, *list(tmp_path.parents)[:3]]:
+        if folder.stat().st_uid == os.geteuid() and str(folder).startswith("/tmp/"):
+            folder.chmod(0o755)
+    code = (
+        "import os, sys; os.setgid(65534); os.setuid(65534); sys.argv[0] = 'mpitrain'; "
+        "from mpitrain.cli.main import run; run()"
+    )
+    command = [sys.executable, "-c", code, "train", config, *sets(f"run.folder={locked}/run")]
+    result = execute(command, cwd=tmp_path)
+    if "Permission denied" in result.stderr and "locked" not in result.stderr:
+        pytest.skip(f"another user cannot read this installation: {result.stderr.splitlines()[-1]}")
+    assert result.returncode == ExitCode.CONFIG, result.stderr
+    assert len(messages(result)) == 1
+    assert "run.folder: cannot write" in result.stderr
+    assert not list(locked.iterdir())

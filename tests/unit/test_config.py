@@ -1,0 +1,440 @@
+"""Configurations: conversion, refusals with their remedy, the order of sources, and the round trip through TOML."""
+
+import itertools
+import tomllib
+import typing
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpitrain.config import load, schema
+from mpitrain.config.load import load_config, resolve
+from mpitrain.config.validate import READ_BY, check_consistency, memory_of, refusal, unread_keys, with_derived
+from mpitrain.errors import ConfigError, ExitCode
+
+WINDOWS = {"data": {"kind": "windows", "path": "a.npz"}}
+
+
+def from_text(text, *overrides):
+    return resolve(tomllib.loads(text), "run.toml", list(overrides))
+
+
+def config_of(*overrides):
+    return resolve({}, "run.toml", list(overrides)).config
+
+
+def message_of(*overrides, text=""):
+    with pytest.raises(ConfigError) as caught:
+        from_text(text, *overrides)
+    assert caught.value.exit_code == ExitCode.CONFIG == 2
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+# Values.
+
+
+@pytest.mark.parametrize("value", ["'0.001'", "1e-3", "1E-3", "0.001", '"1e-3"', "0.1e-2", '"1E-3"'])
+def test_numbers_are_read_however_they_are_written(value):
+    for config in (config_of(f"optim.lr={value}"), from_text(f"[optim]\nlr = {value}").config):
+        assert config.optim.lr == 0.001
+        assert isinstance(config.optim.lr, float)
+
+
+def test_integers_serve_as_floats_and_whole_floats_as_integers():
+    config = config_of("optim.lr=1", "train.clip_norm=0", "train.steps=1e3", 'train.batch_size="32"')
+    assert (config.optim.lr, config.train.clip_norm, config.train.steps, config.train.batch_size) == (
+        1.0,
+        0.0,
+        1000,
+        32,
+    )
+    assert [type(v) for v in (config.optim.lr, config.train.steps)] == [float, int]
+
+
+@pytest.mark.parametrize("text", ["true", "false", '"true"', "1", "0", "True", "false "])
+def test_booleans(text):
+    assert config_of(f"exchange.overlap={text}").exchange.overlap is (text.lower().strip(' "') in ("true", "1"))
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "parts"),
+    [
+        ("train.steps", "true", ["train.steps", "expected int", "true"]),
+        ("train.steps", "1.5", ["train.steps", "expected int", "1.5"]),
+        ("train.steps", "0", ["train.steps", ">= 1", "0"]),
+        ("train.steps", "many", ["train.steps", "expected int", "'many'"]),
+        ("train.steps", "[3]", ["train.steps", "expected int", "[3]"]),
+        ("train.steps", "1e400", ["train.steps", "inf"]),
+        ("train.seed", "-1", ["train.seed", ">= 0", "-1"]),
+        ("optim.lr", "true", ["optim.lr", "expected float", "true"]),
+        ("optim.lr", "0", ["optim.lr", "> 0"]),
+        ("optim.lr", "fast", ["optim.lr", "expected float", "'fast'"]),
+        ("optim.beta1", "1.0", ["optim.beta1", "< 1"]),
+        ("optim.beta1", "-0.1", ["optim.beta1", ">= 0"]),
+        ("exchange.overlap", "maybe", ["exchange.overlap", "expected bool", "'maybe'"]),
+        ("exchange.overlap", "2", ["exchange.overlap", "expected bool", "2"]),
+        ("model.hidden", "128", ["model.hidden", "expected array", "128"]),
+        ("model.hidden", "[128, 0]", ["model.hidden[1]", ">= 1", "0"]),
+        ("run.folder", "3", ["run.folder", "expected str", "3"]),
+        ("parallel.dp", "0", ["parallel.dp", ">= 1"]),
+    ],
+)
+def test_wrong_values_are_refused_with_key_expectation_and_value(key, value, parts):
+    message = message_of(f"{key}={value}")
+    assert message.startswith(f"--set: {parts[0]}: ")
+    for part in parts:
+        assert part in message or part in message.replace("True", "true")
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf", '"nan"', '"inf"'])
+@pytest.mark.parametrize("key", ["optim.lr", "optim.weight_decay", "network.peer_timeout_s"])
+def test_numbers_that_are_not_finite_are_refused(key, value):
+    assert key in message_of(f"{key}={value}")
+
+
+def literals():
+    for section, kind in typing.get_type_hints(schema.Config).items():
+        for key, hint in typing.get_type_hints(kind).items():
+            for inner in (hint, *typing.get_args(hint)):
+                if typing.get_origin(inner) is typing.Literal:
+                    yield f"{section}.{key}", typing.get_args(inner)
+
+
+@pytest.mark.parametrize(("key", "words"), [pytest.param(*found, id=found[0]) for found in literals()])
+def test_every_choice_lists_its_words(key, words):
+    assert message_of(f"{key}=fancy").startswith(f"--set: {key}: expected one of ")
+    for word in words:
+        assert f'"{word}"' in message_of(f"{key}=fancy")
+    assert "got 'fancy'" in message_of(f"{key}=fancy")
+
+
+def test_choices_of_a_rule():
+    message = message_of(text='[[exchange.rule]]\nmatch = "*"\ncodec = "int3"\n')
+    assert message == 'run.toml: exchange.rule[0].codec: expected one of "raw", "fp16", "int8", got \'int3\''
+    assert "match" in message_of(text='[[exchange.rule]]\ncodec = "int8"\n')
+    assert "macth" in message_of(text='[[exchange.rule]]\nmacth = "*"\nmatch = "*"\ncodec = "int8"\n')
+
+
+# Unknown keys, case U02.
+
+
+@pytest.mark.parametrize(
+    ("text", "unknown", "meant"),
+    [
+        ("[optim]\nlearing_rate = 1", "optim.learing_rate", "optim.lr"),
+        ("lr = 1", "'lr'", "optim.lr"),
+        ("[train]\nlr = 1", "train.lr", "optim.lr"),
+        ("[train]\nnum-epochs = 1", "train.num-epochs", "train.steps"),
+        ("num-epochs = 1", "'num-epochs'", "train.steps"),
+        ("[train]\nbatch-size = 1", "train.batch-size", "train.batch_size"),
+        ("batch-size = 1", "'batch-size'", "train.batch_size"),
+        ("[training]\nsteps = 1", "'training'", "train"),
+        ("[optimizer]\nlr = 1", "'optimizer'", "optim"),
+        ("[model]\nd_modle = 1", "model.d_modle", "model.d_model"),
+        ("[model]\nlearning_rate = 1", "model.learning_rate", "optim.lr"),
+        ("[exchange]\ncompression = 'int8'", "exchange.compression", "exchange.codec"),
+        ("[Train]\nsteps = 1", "'Train'", "train"),
+    ],
+)
+def test_unknown_keys_name_the_one_that_was_meant(text, unknown, meant):
+    message = message_of(text=text)
+    assert message.startswith("run.toml: unknown")
+    assert unknown in message
+    assert message.endswith(f"; did you mean {meant}?")
+
+
+def test_unknown_keys_without_a_likeness():
+    assert message_of(text="[train]\nxyzzy = 1") == "run.toml: unknown key train.xyzzy; the README lists the keys"
+    assert message_of("train.xyzzy=1") == "--set: unknown key train.xyzzy; the README lists the keys"
+    assert message_of("plugh.xyzzy=1").startswith("--set: unknown section or key 'plugh'")
+
+
+def test_every_alias_points_to_a_key():
+    known = {f"{section}.{key}" for section, keys in load._known_keys().items() for key in keys}
+    assert set(load.ALIASES.values()) <= known
+    assert not {alias for alias in load.ALIASES if any(key.endswith(f".{alias}") for key in known)}
+
+
+# Sources.
+
+
+def test_overrides_win_in_their_order_and_are_named_as_source():
+    resolved = from_text("[optim]\nlr = 1\neps = 2\n[train]\nsteps = 3", "optim.lr=5", "optim.lr=6", "train.seed=7")
+    assert resolved.config.optim.lr == 6
+    assert resolved.config.optim.eps == 2
+    assert {key: source for key, source in resolved.sources.items() if "." in key} == {
+        "optim.lr": "--set",
+        "optim.eps": "run.toml",
+        "train.steps": "run.toml",
+        "train.seed": "--set",
+    }
+    text = resolved.to_toml()
+    for line in ("lr = 6.0  # --set", "eps = 2.0  # run.toml", "weight_decay = 0.01  # default"):
+        assert line in text.splitlines()
+
+
+@pytest.mark.parametrize("override", ["", "=", "optim.lr", "lr=1", ".lr=1", "optim.=1", "optim=1", "optim lr=1"])
+def test_overrides_of_the_wrong_form(override):
+    assert message_of(override) == f"--set: expected section.key=value, got {override!r}"
+
+
+@pytest.mark.parametrize(
+    ("override", "value"),
+    [
+        ("run.folder=out", "out"),
+        ("run.folder= out ", "out"),
+        (" run.folder=out", "out"),
+        ("run.folder =out", "out"),
+        ('run.folder="a b"', "a b"),
+        ("run.folder=a=b", "a=b"),
+        ("run.folder=/tmp/a#b", "/tmp/a#b"),
+        ("run.folder=", ""),
+        ("run.folder='C:\\new'", "C:\\new"),
+        ("run.folder=naïve", "naïve"),
+    ],
+)
+def test_overrides_with_text(override, value):
+    assert config_of(override).run.folder == value
+
+
+@pytest.mark.parametrize("override", ["train.steps=5 # five", "train.steps=5\n[optim]\nlr=3"])
+def test_an_override_sets_one_key(override):
+    config = config_of(override)
+    assert (config.train.steps, config.optim.lr) == (5, 1e-3)
+
+
+@pytest.mark.parametrize("value", ["3", '"a"', "true", "[1]", "[{a = 1}]"])
+def test_sections_that_are_no_tables(value):
+    message = message_of(text=f"train = {value}")
+    assert "[train] must be a table, got " in message
+    assert message.startswith("run.toml: ")
+    assert "[train] must be a table" in message_of("train.steps=3", text=f"train = {value}")
+
+
+def test_override_of_a_key_inside_a_table_that_is_none():
+    assert "exchange.rule" in message_of("exchange.rule.match=x")
+    assert "exchange.rule" in message_of("exchange.rule=x")
+
+
+# Files.
+
+
+def test_a_file_is_read(tmp_path):
+    path = tmp_path / "grün.toml"
+    path.write_text('[run]\nfolder = "läufe"\n', encoding="utf-8")
+    resolved = load_config(path, ["train.steps=2"])
+    assert (resolved.config.run.folder, resolved.config.train.steps) == ("läufe", 2)
+    assert resolved.sources["run.folder"] == str(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [
+        (b"[train\nsteps = 1", "is not TOML"),
+        (b"[train]\nsteps = 1\nsteps = 2\n", "is not TOML"),
+        (b"[train]\n[train]\n", "is not TOML"),
+        (b"steps: 1\n", "is not TOML"),
+        (b"\xff\xfe[\x00", "cannot read"),
+        (b"[run]\nfolder = '\xe9'\n", "cannot read"),
+        (None, "cannot read"),
+        ("folder", "cannot read"),
+    ],
+)
+def test_files_that_cannot_be_read(tmp_path, content, reason):
+    path = tmp_path / "run.toml"
+    if content == "folder":
+        path.mkdir()
+    elif content is not None:
+        path.write_bytes(content)
+    with pytest.raises(ConfigError, match=reason) as caught:
+        load_config(path)
+    assert str(path) in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+# Round trip.
+
+TRICKY = [
+    "",
+    "a b",
+    'say "hi"',
+    "it's",
+    "two\nlines",
+    "C:\\new\\table",
+    "naïve ☃ 🙂",
+    "#no",
+    "\t",
+    "a\x7fb",
+    "\x00",
+    "[x]",
+]
+
+
+def round_trip(resolved):
+    again = resolve(tomllib.loads(resolved.to_toml()), "again.toml", [])
+    assert again.config == resolved.config
+    assert again.lines() == resolved.lines()
+    return again
+
+
+@pytest.mark.parametrize("text", TRICKY)
+def test_strings_survive_the_round_trip(text):
+    tree = {
+        "run": {"folder": text},
+        "data": {**WINDOWS["data"], "drop": [text, "b"], "test_groups": [1, text]},
+        "exchange": {"rule": [{"match": text, "codec": "fp16"}]},
+    }
+    round_trip(resolve(tree, "run.toml", []))
+
+
+@settings(max_examples=50, deadline=None, derandomize=True, database=None)
+@given(text=st.text(max_size=20), number=st.floats(min_value=1e-300, max_value=1e300))
+def test_any_text_and_number_survives_the_round_trip(text, number):
+    round_trip(resolve({"run": {"folder": text}, "optim": {"lr": number}}, "run.toml", []))
+
+
+@pytest.mark.parametrize("origin", ["a\nb.toml", "tab\t.toml", "a # b.toml"])
+def test_odd_file_names_do_not_break_the_comments(origin):
+    resolved = resolve({"train": {"steps": 2}}, origin, [])
+    assert tomllib.loads(resolved.to_toml())["train"]["steps"] == 2
+
+
+def test_rules_survive_the_round_trip_in_their_order():
+    text = """
+    [exchange]
+    codec = "int8"
+    [[exchange.rule]]
+    match = "*.norm*"
+    codec = "raw"
+    [[exchange.rule]]
+    match = "head.*"
+    codec = "fp16"
+    [checkpoint]
+    every = 7
+    """
+    again = round_trip(from_text(text))
+    assert [(rule.match, rule.codec) for rule in again.config.exchange.rule] == [("*.norm*", "raw"), ("head.*", "fp16")]
+    assert again.config.checkpoint.every == 7
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        [],
+        ["model.kind=mlp", "model.hidden=[3, 4]"],
+        ["data.kind=windows", "data.path=a.h5", "model.task=forecast", "data.horizon=3", "data.test_groups=[1, 'b']"],
+        ["optim.kind=sgd", "optim.momentum=0.5", "optim.schedule=constant"],
+        ["parallel.dp=3", "exchange.bucket_mb=0.25", "model.d_ff=7", "data.stride=2"],
+        ["optim.lr=1e-300", "optim.eps=1e16", "network.peer_timeout_s=0.1"],
+    ],
+)
+def test_every_kind_survives_the_round_trip(overrides):
+    round_trip(resolve({}, "run.toml", overrides))
+
+
+def test_keys_that_are_not_read_are_warned_about_and_not_written():
+    resolved = resolve({}, "run.toml", ["model.kind=mlp", "model.heads=8", "optim.momentum=0.5"])
+    assert resolved.warnings() == [
+        'model.heads is set, but model.kind = "mlp" does not read it',
+        'optim.momentum is set, but optim.kind = "adamw" does not read it',
+    ]
+    written = tomllib.loads(resolved.to_toml())
+    assert "heads" not in written["model"]
+    assert "momentum" not in written["optim"]
+
+
+def test_the_table_of_read_keys_names_keys_and_choices_that_exist():
+    hints = {s: typing.get_type_hints(k) for s, k in typing.get_type_hints(schema.Config).items()}
+    for choice, readers in READ_BY.items():
+        section, _, name = choice.partition(".")
+        assert set(readers) == set(typing.get_args(hints[section][name]))
+        for key in " ".join(readers.values()).split():
+            home, _, inner = key.rpartition(".")
+            assert inner in hints[home or section]
+    assert not set(unread_keys(schema.Config())) & {"model.kind", "data.kind", "optim.kind"}
+
+
+# What goes together.
+
+ANSWERS = [typing.get_args(kind) for kind in (schema.CollectiveName, schema.CodecName, schema.MemoryName)] + [
+    ("nearest", "stochastic")
+]
+
+
+@pytest.mark.parametrize("answers", list(itertools.product(*ANSWERS)), ids="-".join)
+def test_every_combination_is_taken_or_refused_with_a_remedy_that_works(answers):
+    collective, codec, memory, rounding = answers
+    keys = dict(zip(("collective", "codec", "memory", "rounding"), answers, strict=True))
+    overrides = [f"exchange.{key}={word}" for key, word in keys.items()]
+    wrong = (
+        (collective == "native" and codec != "raw")
+        or (codec == "raw" and memory != "none")
+        or (rounding == "stochastic" and codec != "int8")
+    )
+    reason = refusal(*answers)
+    assert bool(reason) == wrong
+    if not wrong:
+        assert config_of(*overrides).exchange.memory == memory
+        return
+    assert message_of(*overrides) == reason
+    assert "; set " in reason
+    assert reason.startswith("exchange.")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (
+            ["model.d_model=30", "model.heads=4"],
+            ["model.heads = 4", "model.d_model = 30", "[1, 2, 3, 5, 6, 10, 15, 30]"],
+        ),
+        (["data.kind=windows"], ["data.path is empty", "set data.path"]),
+        (["data.clip=3", "data.standardize=false"], ["data.clip = 3.0", "data.standardize = false"]),
+        (["model.task=lm"], ['model.task = "lm"', '"classify" or "forecast"']),
+    ],
+)
+def test_values_that_do_not_go_together(overrides, parts):
+    for part in parts:
+        assert part in message_of(*overrides)
+
+
+def test_rules_with_the_native_collective():
+    native = '[exchange]\ncollective = "native"\ncodec = "raw"\n[[exchange.rule]]\nmatch = "*"\ncodec = '
+    assert "exchange.rule" in message_of(text=native + '"fp16"')
+    from_text(native + '"raw"')
+
+
+def test_heads_do_not_matter_to_an_mlp():
+    assert config_of("model.kind=mlp", "model.d_model=30", "model.heads=4").model.kind == "mlp"
+
+
+def test_derived_defaults():
+    config = config_of("model.d_model=48", "data.window=10")
+    assert (config.model.d_ff, config.data.stride, config.exchange.memory) == (192, 10, "residual")
+    config = config_of("model.d_ff=5", "data.stride=3", "exchange.memory=none")
+    assert (config.model.d_ff, config.data.stride, config.exchange.memory) == (5, 3, "none")
+    assert config_of("exchange.codec=raw").exchange.memory == "none"
+    assert memory_of(schema.ExchangeConfig(codec="fp16")) == "residual"
+    assert with_derived(config) == config
+
+
+def test_defaults_are_consistent_and_within_their_own_bounds():
+    check_consistency(schema.Config())
+    assert msgspec.convert(msgspec.to_builtins(schema.Config()), schema.Config, strict=True) == schema.Config()
+    assert resolve({}, "x", []).sources == {}
+
+
+def test_configurations_cannot_be_changed():
+    config = config_of()
+    with pytest.raises(AttributeError):
+        config.train.steps = 3
+
+
+def test_lines_are_equal_for_equal_configurations_alone():
+    from_set, from_file = resolve({}, "x", ["train.steps=7"]), from_text("[train]\nsteps = 7")
+    assert from_set.lines() == from_file.lines()
+    differ = [line for line in resolve({}, "x", []).lines() if line not in from_set.lines()]
+    assert differ == ["train.steps = 300"]
