@@ -27,10 +27,15 @@ def step_folder(root: Path, step: int) -> Path:
     return root / f"step-{step:08d}"
 
 
-def committed_steps(root: Path) -> list[int]:
-    """List the steps that exist, by number; other names in the folder do not count."""
+def step_folders(root: Path) -> dict[int, Path]:
+    """List the folders of steps by number, complete or not; other names do not count."""
     found = [(_STEP_NAME.fullmatch(path.name), path) for path in root.glob("step-*")] if root.is_dir() else []
-    return sorted(int(match[1]) for match, path in found if match and files.read_commit(path))
+    return dict(sorted((int(match[1]), path) for match, path in found if match))
+
+
+def committed_steps(root: Path) -> dict[int, Path]:
+    """List the steps that exist, the oldest first, with their folders."""
+    return {step: path for step, path in step_folders(root).items() if files.read_commit(path)}
 
 
 @dataclass(frozen=True)
@@ -71,7 +76,8 @@ class CheckpointStore:
         digest = agree(self.axis, lambda: self._write(folder, mine, snapshot), timeout_s=self.timeout_s)
         digests = gather(self.axis, digest, timeout_s=self.timeout_s)
         agree(self.axis, lambda: self._commit(folder, snapshot, owners, digests), timeout_s=self.timeout_s)
-        agree(self.axis, lambda: self._retire(snapshot.step), timeout_s=self.timeout_s)
+        replaced = gather(self.axis, self._replaced(snapshot.step), timeout_s=self.timeout_s)[0]
+        agree(self.axis, lambda: self._remove(cast(list[str], replaced)), timeout_s=self.timeout_s)
 
     def _write(self, folder: Path, mine: dict[str, Floats], snapshot: Snapshot) -> str:
         path = folder / files.shard_name(self.axis.rank)
@@ -97,17 +103,18 @@ class CheckpointStore:
         }
         files.write_commit(folder, record)
 
-    def _retire(self, newest: int) -> None:
-        """Remove what ``newest`` replaces: steps beyond ``keep``, and folders that an earlier kill left half-written.
+    def _replaced(self, newest: int) -> list[str]:
+        """List the folders that ``newest`` replaces: steps beyond ``keep``, and what an earlier kill left half-written.
 
-        Every rank removes its own shard, so that it works on private disks too; the commit record goes first.
+        The list of rank 0 counts: on private disks the others see no commit records.
         """
-        steps = sorted(int(m[1]) for p in self.root.glob("step-*") if (m := _STEP_NAME.fullmatch(p.name)))
-        committed = committed_steps(self.root)
-        stay = set(committed[-self.keep :]) if committed else set(steps[-self.keep :])
-        for step in steps:
-            if step <= newest and step not in stay:
-                _remove(step_folder(self.root, step), self.axis.rank)
+        stay = list(committed_steps(self.root))[-self.keep :]
+        return [folder.name for step, folder in step_folders(self.root).items() if step <= newest and step not in stay]
+
+    def _remove(self, names: list[str]) -> None:
+        """Remove folders of steps: every rank its own shard, so that it works on private disks too."""
+        for name in names:
+            _remove(self.root / name, self.axis.rank)
 
     def load(self, snapshot: Snapshot) -> Meta:
         """Fill the arrays of ``snapshot`` from the newest step, and set its ``step``. Collective over the axis.
@@ -122,8 +129,8 @@ class CheckpointStore:
         CheckpointError
             On all ranks: nothing to resume from, another number of ranks, a damaged shard, or another model.
         """
-        record, meta = self._choose()
-        folder = step_folder(self.root, cast(int, record["step"]))
+        name, record, meta = self._choose()
+        folder = self.root / name
         owners = cast(dict[str, int], record["owners"])
         agree(self.axis, lambda: self._read(folder, record, owners, snapshot), timeout_s=self.timeout_s)
         for name, owner in sorted(owners.items()):
@@ -138,10 +145,10 @@ class CheckpointStore:
         snapshot.meta = meta
         return meta
 
-    def _choose(self) -> tuple[Meta, Meta]:
-        """Let rank 0 pick the newest step, and tell everyone."""
+    def _choose(self) -> tuple[str, Meta, Meta]:
+        """Let rank 0 pick the newest step, and tell everyone its folder, commit record and small facts."""
 
-        def pick() -> tuple[Meta, Meta] | None:
+        def pick() -> tuple[str, Meta, Meta] | None:
             if self.axis.rank:
                 return None
             steps = committed_steps(self.root)
@@ -149,15 +156,15 @@ class CheckpointStore:
                 raise CheckpointError(
                     f"checkpoint: no complete step in {self.root}; start without --resume, or set run.folder"
                 )
-            folder = step_folder(self.root, steps[-1])
+            folder = steps[max(steps)]
             record = cast(Meta, files.read_commit(folder))
             if record["index"] != files.checksum(folder / files.INDEX):
                 raise CheckpointError(f"checkpoint: {folder / files.INDEX} is damaged (its checksum differs)")
-            return record, files.read_meta(folder / files.INDEX)
+            return folder.name, record, files.read_meta(folder / files.INDEX)
 
         chosen = gather(self.axis, agree(self.axis, pick, timeout_s=self.timeout_s), timeout_s=self.timeout_s)
-        record, meta = cast(tuple[Meta, Meta], chosen[0])
-        return record, meta
+        name, record, meta = cast(tuple[str, Meta, Meta], chosen[0])
+        return name, record, meta
 
     def _read(self, folder: Path, record: Meta, owners: dict[str, int], snapshot: Snapshot) -> None:
         if record["ranks"] != self.axis.size:

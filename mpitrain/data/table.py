@@ -24,6 +24,8 @@ class Groups:
 
     Attributes
     ----------
+    path : str
+        File, for messages.
     codes : (rows,) int64
         Position of the row's group in the lists.
     names : list of str
@@ -32,6 +34,7 @@ class Groups:
         What the file calls them.
     """
 
+    path: str
     codes: Labels
     names: list[str]
     numbers: list[int]
@@ -43,7 +46,7 @@ class Groups:
         by_number = {number: position for position, number in enumerate(self.numbers)}
         found = [by_number.get(group) if isinstance(group, int) else by_text.get(group) for group in wanted]
         return [
-            position_of(str(group), self.names, key) if position is None else position
+            position_of(str(group), self.names, key, self.path) if position is None else position
             for group, position in zip(wanted, found, strict=True)
         ]
 
@@ -168,7 +171,7 @@ class Table:
     def read_groups(self, name: str, rows: int, x: str) -> Groups:
         """Read the group of each row; one group "all" where ``name`` is empty."""
         if not name:
-            return Groups(np.zeros(rows, np.int64), ["all"], [0])
+            return Groups(str(self._path), np.zeros(rows, np.int64), ["all"], [0])
         array = self.read(name, "group")
         if array.ndim != 1 or array.dtype.kind not in "iuU":
             problem = f"expected an integer or a text a row, got dtype {array.dtype}, shape {array.shape}"
@@ -176,9 +179,9 @@ class Table:
         self.check_rows(name, len(array), x, rows)
         present, codes = np.unique(array, return_inverse=True)
         if array.dtype.kind == "U":
-            return Groups(codes, [str(text) for text in present], list(range(len(present))))
+            return Groups(str(self._path), codes, [str(text) for text in present], list(range(len(present))))
         numbers = [int(number) for number in present]
-        return Groups(codes, self._group_names(name, numbers), numbers)
+        return Groups(str(self._path), codes, self._group_names(name, numbers), numbers)
 
     def check_rows(self, name: str, rows: int, other: str, expected: int) -> None:
         """Refuse arrays of different lengths."""
@@ -220,11 +223,11 @@ def _nearest(name: str, names: list[str], key: str) -> str:
     return f'did you mean data.{key} = "{near[0]}"?' if near else f"set data.{key}"
 
 
-def position_of(name: str, names: list[str], key: str) -> int:
+def position_of(name: str, names: list[str], key: str, path: str) -> int:
     """Find a name, or refuse it with the list and the nearest one."""
     if name in names:
         return names.index(name)
     near = difflib.get_close_matches(name, names, 1)
     hint = f'did you mean "{near[0]}"?' if near else "use one of these names"
     shown = names if len(names) <= _SHOWN else [*names[:_SHOWN], f"… {len(names) - _SHOWN} more"]
-    raise DataError(f'data.{key}: there is no "{name}" among {shown}; {hint}')
+    raise DataError(f'data: "{path}": data.{key}: there is no "{name}" among {shown}; {hint}')

@@ -67,7 +67,9 @@ def read_columns(table: Table, config: DataConfig, task: Task) -> tuple[list[str
     names, x = table.read_features(config.x, missing_zero=config.missing == "zero")
     targets = {config.y} - set(names) if task == "forecast" else set()
     wanted = [name for name in config.log1p if name not in targets]
-    columns = range(len(names)) if "*" in wanted else [position_of(name, names, "log1p") for name in wanted]
+    columns = (
+        range(len(names)) if "*" in wanted else [position_of(name, names, "log1p", config.path) for name in wanted]
+    )
     for column in columns:
         x[:, column] = _signed_log1p(x[:, column])
     return names, x
@@ -75,7 +77,7 @@ def read_columns(table: Table, config: DataConfig, task: Task) -> tuple[list[str
 
 def kept_columns(names: list[str], config: DataConfig) -> list[int]:
     """List the columns that the model sees; raises DataError if none is left."""
-    dropped = {position_of(name, names, "drop") for name in config.drop}
+    dropped = {position_of(name, names, "drop", config.path) for name in config.drop}
     kept = [column for column in range(len(names)) if column not in dropped]
     if not kept:
         raise DataError(f'data: "{config.path}": data.drop leaves none of the {len(names)} columns; keep at least one')
@@ -149,7 +151,7 @@ def _is_active(x: Floats, starts: _Starts, names: list[str], config: DataConfig)
     """Tell which windows have a row with any of the active columns above zero."""
     if not config.active:
         return np.ones(len(starts), np.bool_)
-    columns = [position_of(name, names, "active") for name in config.active]
+    columns = [position_of(name, names, "active", config.path) for name in config.active]
     before = np.concatenate([[0], np.cumsum((x[:, columns] > 0).any(axis=1))])
     active: npt.NDArray[np.bool_] = before[starts + config.window] > before[starts]
     return active

@@ -1,6 +1,7 @@
 """Whole runs, in-process: replicas stay the same bits, and the number of ranks changes nothing but the rounding."""
 
 import itertools
+import pickle
 import shutil
 import tempfile
 from pathlib import Path
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
+from mpitrain.checkpoint.store import CheckpointStore
 from mpitrain.comm.agreement import gather
 from mpitrain.comm.grid import Axis, ProcessGrid
 from mpitrain.config.load import resolve
@@ -56,7 +58,10 @@ def folder(world):
 
 
 class Recorder:
-    """Looks at every step of every run: the hash of the weights, the row of metrics, the plan of buckets."""
+    """Looks at every step of every run: the hash of the weights, the row of metrics, the plan of buckets.
+
+    Nothing is saved: checkpoints wait for the disk, and have tests of their own.
+    """
 
     def __init__(self, monkeypatch):
         self.hashes, self.rows, self.sizes, self.params = [], [], [], None
@@ -71,6 +76,7 @@ class Recorder:
             return result
 
         monkeypatch.setattr(Loop, "step", recorded)
+        monkeypatch.setattr(CheckpointStore, "save", lambda store, snapshot: None)
 
     def run(self, comm, folder, base, **sections):
         """Train; returns the summary. What was recorded of earlier runs goes."""
@@ -143,14 +149,10 @@ def test_overlap_changes_nothing(world, folder, recorder, exchange):
 def test_steps_pickle_nothing(world, folder, recorder, monkeypatch):
     """M25: arrays and control data alike travel as buffers."""
     calls = []
-    dumps, loads = MPI.pickle.dumps, MPI.pickle.loads
 
-    def count(kind, function):
-        def counted(*args, **options):
-            calls.append(kind)
-            return function(*args, **options)
-
-        return counted
+    def dumps(value, *args):
+        calls.append(value)
+        return pickle.dumps(value, *args)
 
     step = Loop.step
     during = []
@@ -162,10 +164,10 @@ def test_steps_pickle_nothing(world, folder, recorder, monkeypatch):
         return result
 
     monkeypatch.setattr(Loop, "step", watched)
-    MPI.pickle.__init__(count("dumps", dumps), count("loads", loads))
+    MPI.pickle.__init__(dumps, pickle.loads)
     try:
         world.allgather("proof that this counts")
-        assert calls
+        assert calls == ["proof that this counts"]
         for collective in ("native", "ring", "direct"):
             recorder.run(world, folder, TRANSFORMER, exchange={"collective": collective}, train={"steps": 10})
     finally:
@@ -196,14 +198,14 @@ def test_fewer_samples_than_ranks_in_a_step(world, folder, recorder):
     assert recorder.column("samples") == 2 * [2, 2, 2, 2, 2, 2, 1]
     assert np.allclose(recorder.column("loss"), alone, rtol=1e-5, atol=0)
     for exchange in ({"codec": "int8"}, {"codec": "fp16", "memory": "delta", "collective": "ring"}):
-        recorder.run(world, folder / "together", base, data=data, exchange=exchange)
-        assert same_hashes(world, recorder, 14)
+        recorder.run(world, folder / "together", base, data=data, exchange=exchange, train={"steps": 7})
+        assert same_hashes(world, recorder, 7)
 
 
 @pytest.mark.parametrize("task", ["classify", "forecast"])
-def test_unequal_shares_weigh_by_sample(world, folder, recorder, task):
+def test_unequal_shares_weigh_by_sample(comm, folder, recorder, task):
     """D04: one rank has 4 samples, the others 1; the update is that of one process on them all."""
-    ranks = max(world.size, 2)
+    ranks = max(comm.size, 2)
     sections = {
         "model": {"task": task},
         "data": {"stations": ranks, "samples": ranks + 3, "skew": 8.0, "placement": "station"},
@@ -211,9 +213,9 @@ def test_unequal_shares_weigh_by_sample(world, folder, recorder, task):
         "optim": {"kind": "sgd", "lr": 0.5, "schedule": "constant"},
         "exchange": {"codec": "raw"},
     }
-    recorder.run(MPI.COMM_SELF, folder / f"alone{world.rank}", MLP, **sections)
+    recorder.run(MPI.COMM_SELF, folder / f"alone{comm.rank}", MLP, **sections)
     alone, weights = recorder.rows[0], recorder.params.flat.copy()
-    recorder.run(world, folder / "together", MLP, **sections)
+    recorder.run(comm, folder / "together", MLP, **sections)
     assert recorder.rows[0]["samples"] == alone["samples"] == ranks + 3
     assert recorder.rows[0]["loss"] == pytest.approx(alone["loss"], rel=1e-6)
     assert recorder.rows[0]["grad_norm"] == pytest.approx(alone["grad_norm"], rel=1e-6)
@@ -221,8 +223,9 @@ def test_unequal_shares_weigh_by_sample(world, folder, recorder, task):
 
 
 def test_grids_are_freed(world):
-    """M15: a thousand grids in one process."""
+    """M15: a thousand grids in one process, none of which keeps a communicator."""
     shape = GridShape(world.size, 1, 1)
-    for _ in range(1000):
+    for _ in range(1000 if world.size < 5 else 250):
         with ProcessGrid(world, shape) as grid:
             assert grid.data.size == world.size
+        assert grid.data.comm == grid.world.comm == MPI.COMM_NULL

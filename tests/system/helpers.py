@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -78,6 +79,19 @@ def train(ranks, config, *options, fault=None, env=None):
     return execute(command, cwd=config.parent, env=environment(**variables))
 
 
+DROP = """
+import ctypes, os, sys
+for capability in (1, 2):  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: what makes root ignore permissions
+    ctypes.CDLL(None).prctl(24, capability, 0, 0, 0)  # PR_CAPBSET_DROP
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+def as_anyone(*arguments):
+    """Return a command for Python to which permissions apply, even where the tests run as root."""
+    return [sys.executable, "-c", DROP, *arguments]
+
+
 def messages(result):
     """List what the package itself said on the error stream."""
     return [line for line in result.stderr.splitlines() if line.startswith("mpitrain:")]
@@ -103,6 +117,14 @@ def processes(argument):
         if argument.encode() in line and state != "Z" and int(folder.name) != os.getpid():
             found.append(int(folder.name))
     return found
+
+
+def gone(argument, seconds=20):
+    """Wait until no process of a run is left."""
+    limit = time.monotonic() + seconds
+    while processes(argument) and time.monotonic() < limit:
+        time.sleep(0.1)
+    return not processes(argument)
 
 
 def snapshot(folder):

@@ -1,6 +1,8 @@
 """Kernels that are used by more than one wrapper, against plain numpy; and the whole set without the compiler."""
 
+import importlib.util
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.kernels import delta, quantize, reduce
+from mpitrain.kernels import delta, half, jit, quantize, reduce
 from mpitrain.kernels.rng import noise
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -135,3 +137,163 @@ def test_nonfinite_without_the_compiler():
     command = [sys.executable, "-c", UNCOMPILED]
     result = subprocess.run(command, env=env, capture_output=True, text=True, timeout=60, check=False)
     assert result.returncode == 0, result.stderr
+
+
+# Half precision: float64 in one rounding.
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_half_of_float64_is_rounded_once(size):
+    rng = np.random.default_rng(size)
+    x = rng.standard_normal(size) * 2.0 ** rng.integers(-30, 14, size)
+    x = np.concatenate([x, x.astype(np.float16) * (1 + 2.0**-11), x.astype(np.float16) * (1 + 2.0**-11 + 2.0**-50)])
+    for values in (x, -x, np.append(x, [np.nan, np.inf, -np.inf, 5e-324, 2.0**-25, np.nextafter(2.0**-25, 1)])):
+        halves, expected = np.empty(values.size, np.uint16), values.astype(np.float16)
+        assert half.encode_half_wide(values, np.float64(1), halves) == np.sum(~np.isfinite(expected))
+        assert np.array_equal(halves.view(np.float16), expected, equal_nan=True)
+        out, acc = np.empty_like(values), np.ones_like(values)
+        half.decode_half(halves, np.float64(0.5), out)
+        half.decode_half_add(halves, np.float64(0.5), acc)
+        assert np.array_equal(out, expected.astype(np.float64) / 2, equal_nan=True)
+        assert np.array_equal(acc, 1 + out, equal_nan=True)
+
+
+# Blocks of int8.
+
+
+@pytest.mark.parametrize("stochastic", [False, True])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("size", SIZES)
+def test_a_bad_block_leaves_the_others_alone(size, dtype, stochastic):
+    if size < 2:
+        return
+    unsigned = np.uint32 if dtype == np.float32 else np.uint64
+    mask, more = unsigned(2 ** (31 if dtype == np.float32 else 63) - 1), [np.uint32(1), np.uint32(2), np.uint32(3)]
+    run = quantize.encode_int8_stochastic if stochastic else quantize.encode_int8
+    results = []
+    for bad in (None, np.nan, -np.inf):
+        x = draw(size, dtype)
+        if bad is not None:
+            x[-1] = x[-2] = bad
+        scales, codes = np.full(-(-size // 128), 7, np.uint16), np.full(size, 99, np.int8)
+        found = run(x, x.view(unsigned), mask, scales, codes, *(more if stochastic else []))
+        assert found == (0 if bad is None else 2)
+        results.append((scales[:-2].tobytes(), codes[: max(0, size // 128 - 1) * 128].tobytes()))
+    assert results[0] == results[1] == results[2]
+
+
+# Where machine code is kept.
+
+
+@pytest.fixture
+def homeless(monkeypatch, tmp_path):
+    """Point every place of the cache into ``tmp_path``; returns (environment, the package's own folder)."""
+    package = tmp_path / "package"
+    package.mkdir()
+    monkeypatch.setattr(jit, "__file__", str(package / "jit.py"))
+    monkeypatch.setattr(jit.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    return monkeypatch, package
+
+
+@pytest.fixture
+def locked(homeless):
+    """Let folders be made unwritable, also for root, whom permissions do not stop."""
+    monkeypatch, _ = homeless
+    closed = []
+    writable = jit._writable
+
+    def stand_in(folder):
+        return not any(folder == c or c in folder.parents for c in closed) and writable(folder)
+
+    monkeypatch.setattr(jit, "_writable", stand_in)
+    return closed
+
+
+def test_cache_in_the_package(homeless):
+    assert jit._choose_folder() == homeless[1] / "__pycache__" / platform.node()
+
+
+def test_cache_where_the_user_wants_it(homeless, tmp_path):
+    homeless[0].setenv("NUMBA_CACHE_DIR", str(tmp_path / "mine"))
+    assert jit._choose_folder() == tmp_path / "mine"
+    assert (tmp_path / "mine").is_dir()
+
+
+def test_cache_of_a_wish_that_cannot_be_granted(homeless, tmp_path):
+    """A path through a file cannot be made, not even by root."""
+    (tmp_path / "file").write_text("")
+    for wish in (str(tmp_path / "file" / "folder"), str(tmp_path / "file"), "/proc/nothing", ""):
+        homeless[0].setenv("NUMBA_CACHE_DIR", wish)
+        assert jit._choose_folder() == homeless[1] / "__pycache__" / platform.node()
+
+
+def test_cache_falls_back_step_by_step(homeless, locked, tmp_path):
+    host = platform.node()
+    locked.append(homeless[1])
+    assert jit._choose_folder() == tmp_path / "home" / ".cache" / "mpitrain" / host
+    homeless[0].setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
+    assert jit._choose_folder() == tmp_path / "xdg" / "mpitrain" / host
+    locked.append(tmp_path / "xdg")
+    assert jit._choose_folder() == tmp_path / "temporary" / f"mpitrain-{os.geteuid()}" / host
+    homeless[0].delenv("XDG_CACHE_HOME")
+    homeless[0].delenv("HOME")
+    assert jit._choose_folder() == tmp_path / "temporary" / f"mpitrain-{os.geteuid()}" / host
+    locked.append(tmp_path / "temporary")
+    assert jit._choose_folder() is None
+
+
+def test_cache_where_others_may_write_is_refused(homeless, tmp_path):
+    """Numba unpickles what it finds there."""
+    host = platform.node()
+    for mode in (0o777, 0o770, 0o702):
+        planted = homeless[1] / "__pycache__" / host
+        planted.mkdir(parents=True, exist_ok=True)
+        planted.chmod(mode)
+        assert jit._choose_folder() == tmp_path / "home" / ".cache" / "mpitrain" / host
+    planted.chmod(0o700)
+    assert jit._choose_folder() == planted
+
+
+def test_cache_in_a_folder_that_another_may_replace_is_refused(homeless, locked, tmp_path):
+    """Whoever made ``/tmp/mpitrain-UID`` first can swap the private folder inside it for one of his own."""
+    locked.extend([homeless[1], tmp_path / "home"])
+    planted = tmp_path / "temporary" / f"mpitrain-{os.geteuid()}"
+    planted.mkdir(parents=True)
+    planted.chmod(0o777)
+    assert jit._choose_folder() is None
+
+
+CACHED = """
+from mpitrain.kernels.jit import kernel
+
+@kernel
+def double(x):
+    return x + x
+"""
+
+
+@pytest.mark.parametrize("damage", ["index", "code", "both", "empty"])
+def test_a_damaged_cache_is_survived(tmp_path, monkeypatch, damage):
+    """Cut, overwritten or empty files cost a compilation; afterwards the files are good again."""
+    monkeypatch.setattr(jit, "cache_folder", tmp_path / "cache")
+    monkeypatch.setattr(jit._numba_config, "CACHE_DIR", str(tmp_path / "cache"))
+    source = tmp_path / "cached.py"
+    source.write_text(CACHED)
+
+    def hits():
+        spec = importlib.util.spec_from_file_location("cached", source)
+        module = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(module)
+        assert module.double(21) == 42
+        return sum(module.double.stats.cache_hits.values())
+
+    assert (hits(), hits()) == (0, 1)
+    for path in (tmp_path / "cache").rglob("*.nb[ic]"):
+        if path.suffix == ".nbi" and damage in ("index", "both", "empty"):
+            path.write_bytes(b"" if damage == "empty" else b"no pickle")
+        if path.suffix == ".nbc" and damage in ("code", "both", "empty"):
+            path.write_bytes(b"" if damage == "empty" else path.read_bytes()[:50])
+    assert (hits(), hits()) == (0, 1)

@@ -1,0 +1,63 @@
+"""Machine code of the kernels: shared, damaged or forbidden, its folder costs time and never the run."""
+
+import shutil
+
+from mpitrain.kernels import jit
+from tests.system.helpers import ROOT, as_anyone, environment, execute, messages, mpirun, summary, train, write_config
+
+
+def cache_files(folder):
+    return sorted(path for path in folder.rglob("*") if path.suffix in (".nbi", ".nbc"))
+
+
+def test_cold_and_damaged_cache(tmp_path):
+    """N01: four ranks start together on an empty folder, then on truncated files; the result is that of a good one."""
+    cache = tmp_path / "cache"
+    config, run = write_config(tmp_path, steps=2)
+    found = []
+    for _ in range(2):
+        result = train(4, config, "--overwrite", env={"NUMBA_CACHE_DIR": str(cache)})
+        assert result.returncode == 0, result.stderr
+        assert not messages(result)
+        assert f"kernels kept in {cache}" in result.stdout
+        found.append((summary(run)["param_sha256"], summary(run)["replicas_identical"]))
+        files = cache_files(cache)
+        assert files
+        for number, path in enumerate(files[::4]):
+            path.write_bytes(path.read_bytes()[: (0, 7, -20)[number % 3]])
+    assert found[0] == found[1]
+    assert found[0][1] is True
+
+
+def test_a_tree_that_is_only_read(tmp_path):
+    """N03: package tree and cache folders read-only, no HOME, no NUMBA_CACHE_DIR: import and two ranks work."""
+    tree, temporary = tmp_path / "tree", tmp_path / "tmp"
+    for name in ("kernels", "mpitrain"):
+        shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    temporary.mkdir(mode=0o700)
+    config, run = write_config(tmp_path, steps=1)
+    for path in [*tree.rglob("*"), tree]:
+        if not path.is_symlink():
+            path.chmod(path.stat().st_mode & 0o555)
+    env = environment(PYTHONPATH=str(tree), HOME=None, XDG_CACHE_HOME=None, NUMBA_CACHE_DIR=None, TMPDIR=str(temporary))
+    where = execute([*as_anyone("-c", "import mpitrain.kernels.jit as j; print(j.__file__)")], cwd=tmp_path, env=env)
+    assert where.stdout.startswith(str(tree)), where.stderr
+    command = [*mpirun(2), *as_anyone("-m", "mpitrain", "train", config)]
+    result = execute(command, cwd=tmp_path, env=env)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("kernels kept in") == 1
+    assert f"kernels kept in {temporary}" in result.stdout
+    assert summary(run)["replicas_identical"] is True
+    assert not list(tree.rglob("__pycache__"))
+
+
+def test_no_folder_at_all(monkeypatch):
+    """N03: Python finds no temporary folder either; kernels are then compiled in every process."""
+
+    def nothing():
+        raise FileNotFoundError(2, "No usable temporary directory found")
+
+    monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
+    monkeypatch.setattr(jit.tempfile, "gettempdir", nothing)
+    monkeypatch.setattr(jit, "_writable", lambda folder: False)
+    assert jit._choose_folder() is None

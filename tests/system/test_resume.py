@@ -1,0 +1,126 @@
+"""Stopping and going on is not stopping: the same bits, and refusals where they could not be."""
+
+import hashlib
+import json
+import shutil
+
+import h5py
+import pytest
+
+from mpitrain.checkpoint.files import COMMIT, FORMAT
+from mpitrain.checkpoint.store import committed_steps, step_folder
+from mpitrain.errors import ExitCode
+from tests.system.helpers import gone, messages, rows, snapshot, summary, train, write_config
+
+TRANSFORMER = """
+[model]
+kind = "transformer"
+layers = 1
+d_model = 8
+heads = 2
+dropout = 0.1
+[data]
+samples = 60
+test_samples = 10
+window = 4
+stations = 6
+[train]
+steps = {steps}
+batch_size = 8
+eval_every = 0
+[optim]
+kind = "adamw"
+schedule = "cosine"
+warmup_steps = 5
+[checkpoint]
+every = 0
+[run]
+folder = "{folder}"
+"""
+
+SAME = ("step", "epoch", "loss", "accuracy", "lr", "grad_norm", "samples", "sent_bytes", "messages", "skipped")
+"""Columns that a resumed run shares with an unbroken one; the others are seconds."""
+
+
+def assert_same_run(run, whole):
+    ours, theirs = rows(run), rows(whole)
+    for name in SAME:
+        assert [row[name] for row in ours] == [row[name] for row in theirs], name
+    for name in ("param_sha256", "loss", "metric", "sent_bytes_total", "ratio"):
+        assert summary(run)[name] == summary(whole)[name], name
+    assert summary(run)["replicas_identical"] is True
+
+
+@pytest.mark.parametrize("memory", ["residual", "delta"])
+def test_stopped_in_order(tmp_path, memory):
+    """C08, H14: 10 + 10 steps are 20; AdamW, warm-up and cosine, dropout, stochastic int8 with a memory."""
+    config, run = write_config(tmp_path, steps=20, text=TRANSFORMER)
+    exchange = ("--set", f"exchange.memory={memory}", "--set", "exchange.rounding=stochastic")
+    result = train(2, config, *exchange, "--set", f"run.folder={tmp_path / 'whole'}")
+    assert result.returncode == 0, result.stderr
+    stopped = train(2, config, *exchange, fault="stop:rank=1,step=10")
+    assert stopped.returncode == ExitCode.STOPPED, stopped.stderr
+    assert list(committed_steps(run / "checkpoints")) == [10]
+    assert not (run / "summary.json").exists()
+    assert len(messages(stopped)) == 1
+    assert "--resume" in messages(stopped)[0]
+    if memory == "residual":
+        refuse_a_forgotten_memory(tmp_path, config, exchange)
+    go_on(config, exchange, run, tmp_path / "whole")
+
+
+def test_a_killed_rank(tmp_path):
+    """M04: rank 1 dies by SIGKILL; its peers end, and the newest checkpoint leads to where an unbroken run ends."""
+    config, run = write_config(tmp_path, steps=14, text=TRANSFORMER)
+    options = ("--set", "exchange.memory=delta", "--set", "checkpoint.every=10")
+    result = train(4, config, *options, "--set", f"run.folder={tmp_path / 'whole'}")
+    assert result.returncode == 0, result.stderr
+    killed = train(4, config, *options, fault="kill:rank=1,step=12")
+    assert killed.returncode != 0
+    assert gone(str(config))
+    assert list(committed_steps(run / "checkpoints")) == [10]
+    assert not (run / "summary.json").exists()
+    go_on(config, options, run, tmp_path / "whole", ranks=4)
+
+
+def go_on(config, options, run, whole, ranks=2):
+    """Resume from step 10, to the bits of the unbroken run."""
+    resumed = train(ranks, config, *options, "--resume")
+    assert resumed.returncode == 0, resumed.stderr
+    assert "resume    from step 10" in resumed.stdout
+    assert_same_run(run, whole)
+
+
+def refuse_a_forgotten_memory(tmp_path, config, exchange):
+    """C08: a shard that lacks a memory is refused with one message, and nothing is touched."""
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    shutil.copytree(run, copy)
+    (shard,) = copy.glob("checkpoints/*/shard-00001.h5")
+    with h5py.File(shard, "r+") as file:
+        del file[f"local/{next(iter(file['local']))}"]
+    record = json.loads((shard.parent / COMMIT).read_text())
+    record["shards"][shard.name] = hashlib.sha256(shard.read_bytes()).hexdigest()
+    (shard.parent / COMMIT).write_text(json.dumps(record))
+    before = snapshot(copy)
+    forgotten = train(2, config, *exchange, "--resume", "--set", f"run.folder={copy}")
+    assert forgotten.returncode == ExitCode.CHECKPOINT, forgotten.stderr
+    assert len(messages(forgotten)) == 1
+    assert "codec memories" in messages(forgotten)[0]
+    assert shard.name in messages(forgotten)[0]
+    assert snapshot(copy) == before
+
+
+def test_newest_step_is_the_largest_number(tmp_path):
+    """H04: 10000 is newer than 900; whatever else lies in the folder does not count."""
+    for name in ("step-00000900", "step-00001000", "step-00010000", "handpicked", "step-2000.tmp", "step-900x"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / COMMIT).write_text(json.dumps({"format": FORMAT, "step": 1}))
+    (tmp_path / "step-99999").write_text("a file")
+    (tmp_path / "step-00020000").mkdir()
+    (tmp_path / "step-00030000").mkdir()
+    (tmp_path / "step-00030000" / COMMIT).write_text('{"format": ')
+    assert list(committed_steps(tmp_path)) == [900, 1000, 10000]
+    (tmp_path / "step-77777").mkdir()  # not the name under which a step is looked for
+    (tmp_path / "step-77777" / COMMIT).write_text(json.dumps({"format": FORMAT, "step": 77777}))
+    assert all(folder.is_dir() for folder in committed_steps(tmp_path).values())
+    assert list(committed_steps(tmp_path / "nowhere")) == []
