@@ -1,5 +1,6 @@
 """The files of one step: shards, index and commit record, each written under a temporary name and then renamed."""
 
+import contextlib
 import hashlib
 import json
 import os
@@ -41,7 +42,8 @@ def write_durably(path: Path, write: Callable[[Path], None]) -> None:
         os.replace(temporary, path)
         _force(path.parent)
     except OSError as error:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise CheckpointError(f"checkpoint: cannot write {path}: {error.strerror or error}") from None
 
 
@@ -132,7 +134,11 @@ def write_index(path: Path, tensors: dict[str, Floats], owners: dict[str, int], 
 def read_meta(path: Path) -> Meta:
     """Read the small facts of an index; raises CheckpointError."""
     with open_shard(path) as file:
-        return cast(Meta, json.loads(_read(file, "meta").tobytes()))
+        text = _read(file, "meta").tobytes()
+    try:
+        return cast(Meta, json.loads(text))
+    except ValueError as error:
+        raise CheckpointError(f"checkpoint: {path}: damaged facts ({error}); resume from an older step") from None
 
 
 def checksum(path: Path) -> str:
