@@ -32,8 +32,8 @@ def _writable(folder: Path) -> bool:
 
 def _private(folder: Path) -> bool:
     """Whether nobody else could have planted machine code here (numba unpickles what it finds)."""
-    status = folder.stat()
-    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
+    statuses = [folder.stat(), folder.parent.stat()]  # who may write the parent may replace the folder
+    return all(status.st_uid == os.geteuid() and not status.st_mode & 0o022 for status in statuses)
 
 
 def _choose_folder() -> Path | None:

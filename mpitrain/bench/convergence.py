@@ -36,10 +36,15 @@ def main(
 
 def _runs(config: Path, ranks: int, seeds: int, cell: str, overrides: list[str], folder: Path) -> list[Record]:
     codec, _, memory = cell.partition(":")
+    memory = memory or ("none" if codec == "raw" else "residual")
     results: list[Record] = []
     for seed in range(seeds):
-        settings = (*overrides, f"exchange.codec={codec}", f"train.seed={seed}")
-        settings += (f"exchange.memory={memory}",) if memory else ()
+        settings = (
+            *overrides,
+            f"exchange.codec={codec}",
+            f"exchange.memory={memory}",
+            f"train.seed={seed}",
+        )
         place = folder / config.stem / f"{ranks}-ranks" / cell.replace(":", "-") / f"seed-{seed}"
         job = Job(config, ranks, place, settings)
         if job.summary() is None:

@@ -102,7 +102,7 @@ class Frame:
             raise ProtocolError(f"{sender}: expected a header of {HEADER_BYTES} bytes, got {received_bytes} in all")
         version, form, flags, sequence, elements, payload_bytes = _HEADER.unpack_from(self.buffer.data)
         self.nbytes = received_bytes
-        got = (version, form, flags & ~Flag.NONFINITE, sequence, elements, payload_bytes)
+        got = (version, form, flags & ~int(Flag.NONFINITE), sequence, elements, payload_bytes)
         flagged = bool(flags & Flag.NONFINITE)
         wanted = (
             VERSION,

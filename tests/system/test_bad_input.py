@@ -1,6 +1,7 @@
 """Bad input: one message that says where, expected, got and the remedy; its exit code; nothing written."""
 
 import json
+import shutil
 import sys
 
 import numpy as np
@@ -103,22 +104,30 @@ def arguments(config, name, options):
 
 @pytest.fixture(scope="module", params=[1, 3])
 def refusals(request, tmp_path_factory):
-    """What every rank said to every case, and whether the disk is as it was."""
+    """What every rank said to every case, and what the case left on the disk."""
     folder = tmp_path_factory.mktemp(f"bad{request.param}")
-    config, run = write_config(folder)
+    config, _ = write_config(folder)
     write_data(folder)
     before = snapshot(folder)
-    reports = drive(folder, [arguments(config, name, case[0]) for name, case in CASES.items()], request.param)
-    assert not run.exists()
+    runs = [folder / f"run{number}" for number in range(len(CASES))]
+    lines = [
+        [*arguments(config, name, sets(f"run.folder={run}")), *(options or [])]
+        for run, (name, (options, _, _)) in zip(runs, CASES.items(), strict=True)
+    ]
+    reports = drive(folder, lines, request.param)
+    written = [sorted(run.rglob("*")) if run.exists() else [] for run in runs]
+    for run in runs:
+        shutil.rmtree(run, ignore_errors=True)
     assert snapshot(folder) == before
-    return dict(zip(CASES, reports, strict=True))
+    return dict(zip(CASES, zip(reports, written, strict=True), strict=True))
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_refusal(refusals, name):
     _, code, words = CASES[name]
-    ranks = refusals[name]
+    ranks, written = refusals[name]
     assert [report["code"] for report in ranks] == [code] * len(ranks), ranks
+    assert not written
     first, *others = (report["stderr"] for report in ranks)
     assert not any(others), others
     assert first.startswith("mpitrain: ")

@@ -5,6 +5,8 @@ import shutil
 from mpitrain.kernels import jit
 from tests.system.helpers import ROOT, as_anyone, environment, execute, messages, mpirun, summary, train, write_config
 
+IMPORT = "import mpitrain.kernels.jit as jit; print(jit.__file__)"
+
 
 def cache_files(folder):
     return sorted(path for path in folder.rglob("*") if path.suffix in (".nbi", ".nbc"))
@@ -39,10 +41,11 @@ def test_a_tree_that_is_only_read(tmp_path):
     for path in [*tree.rglob("*"), tree]:
         if not path.is_symlink():
             path.chmod(path.stat().st_mode & 0o555)
-    env = environment(PYTHONPATH=str(tree), HOME=None, XDG_CACHE_HOME=None, NUMBA_CACHE_DIR=None, TMPDIR=str(temporary))
-    where = execute([*as_anyone("-c", "import mpitrain.kernels.jit as j; print(j.__file__)")], cwd=tmp_path, env=env)
+    env = environment(PYTHONPATH=str(tree), XDG_CACHE_HOME=None, NUMBA_CACHE_DIR=None, TMPDIR=str(temporary))
+    homeless = ["env", "-u", "HOME"]  # the ranks alone: mpirun itself refuses to start without
+    where = execute([*homeless, *as_anyone("-c", IMPORT)], cwd=tmp_path, env=env)
     assert where.stdout.startswith(str(tree)), where.stderr
-    command = [*mpirun(2), *as_anyone("-m", "mpitrain", "train", config)]
+    command = [*mpirun(2), *homeless, *as_anyone("-m", "mpitrain", "train", config)]
     result = execute(command, cwd=tmp_path, env=env)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("kernels kept in") == 1

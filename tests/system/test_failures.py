@@ -2,7 +2,6 @@
 
 import re
 
-
 from mpitrain.errors import ExitCode
 from tests.system.helpers import gone, messages, rows, summary, train, write_config
 

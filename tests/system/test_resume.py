@@ -8,7 +8,7 @@ import h5py
 import pytest
 
 from mpitrain.checkpoint.files import COMMIT, FORMAT
-from mpitrain.checkpoint.store import committed_steps, step_folder
+from mpitrain.checkpoint.store import committed_steps
 from mpitrain.errors import ExitCode
 from tests.system.helpers import gone, messages, rows, snapshot, summary, train, write_config
 

@@ -152,6 +152,15 @@ def test_unknown_keys_without_a_likeness():
     assert message_of("plugh.xyzzy=1").startswith("--set: unknown section or key 'plugh'")
 
 
+def test_every_key_outside_its_section_is_sent_home():
+    known = load._known_keys()
+    for section, keys in known.items():
+        for key in keys:
+            homes = [home for home, names in known.items() if key in names]
+            if len(homes) == 1 and key not in known:
+                assert message_of(text=f"{key} = 1").endswith(f"; did you mean {section}.{key}?")
+
+
 def test_every_alias_points_to_a_key():
     known = {f"{section}.{key}" for section, keys in load._known_keys().items() for key in keys}
     assert set(load.ALIASES.values()) <= known
