@@ -94,6 +94,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     """Steps between evaluations on the test samples; 0: only at the end."""
     clip_norm: NonNegative = 1.0
     """Bound of the global gradient norm; 0: no clipping."""
+    class_weights: Literal["equal", "balanced"] = "equal"
+    """balanced: every class counts as much as the others in the training loss, however many samples it has."""
     max_skips: Count = 10
     """Steps in a row that may be skipped for non-finite gradients before the run counts as diverged."""
 

@@ -27,7 +27,7 @@ def memory_of(exchange: ExchangeConfig) -> MemoryName:
 
 READ_BY: dict[str, dict[object, str]] = {
     "model.kind": {"transformer": "d_model layers heads d_ff causal", "mlp": "hidden"},
-    "model.task": {"classify": "model.label_smoothing", "forecast": "data.horizon", "lm": ""},
+    "model.task": {"classify": "model.label_smoothing train.class_weights", "forecast": "data.horizon", "lm": ""},
     "data.kind": {
         "stations": "stations samples test_samples skew",
         "windows": "path x y group test_groups skip_groups drop active log1p missing",

@@ -3,7 +3,9 @@
 from dataclasses import dataclass
 from math import prod
 
-from mpitrain.arrays import Ints
+import numpy as np
+
+from mpitrain.arrays import Floats, Ints
 from mpitrain.codecs.base import Codec
 from mpitrain.collectives.base import Transport, compile_kernels
 from mpitrain.collectives.registry import make_reducer
@@ -31,6 +33,7 @@ class Parts:
     dataset: Dataset
     sampler: Sampler
     test_part: Ints
+    class_weights: Floats | None
     model: Chain
     params: Params
     grads: Params
@@ -66,6 +69,7 @@ def build(config: Config, grid: ProcessGrid) -> Parts:
         dataset=dataset,
         sampler=sampler,
         test_part=test_part,
+        class_weights=_class_weights(config, dataset, sampler, grid.data),
         model=model,
         params=params,
         grads=grads,
@@ -102,6 +106,20 @@ def _standardize(dataset: Dataset, axis: Axis, data: DataConfig) -> None:
     if data.placement == "station":  # else every rank holds all groups
         sum_arrays(axis, table)
     dataset.standardize(*combine_moments(table), limit=data.clip)
+
+
+def _class_weights(config: Config, dataset: Dataset, sampler: Sampler, axis: Axis) -> Floats | None:
+    """Weigh the classes so that each has the same part in the loss and the mean weight of a training sample is 1."""
+    if config.train.class_weights == "equal" or config.model.task != "classify":
+        return None
+    labels = dataset.train(sampler.owned).y
+    counts = np.bincount(labels, minlength=dataset.num_outputs).astype(np.float64)
+    if config.data.placement == "station":
+        sum_arrays(axis, counts)
+    present = counts > 0
+    weights: Floats = np.zeros(len(counts), np.float32)
+    weights[present] = counts.sum() / (present.sum() * counts[present])
+    return weights
 
 
 def make_model(config: Config, dataset: Dataset) -> Chain:

@@ -27,11 +27,24 @@ class Score:
     name: str
 
 
-def loss_of(task: Task, output: Floats, samples: Samples, total: float, label_smoothing: float = 0.0) -> LossResult:
-    """Compare outputs with targets; ``total`` is the number of samples of all ranks."""
+def loss_of(
+    task: Task,
+    output: Floats,
+    samples: Samples,
+    total: float,
+    *,
+    label_smoothing: float = 0.0,
+    class_weights: Floats | None = None,
+) -> LossResult:
+    """Compare outputs with targets; ``total`` is the number of samples of all ranks.
+
+    Class weights have the mean 1 over the training samples, so ``total`` stands for the sum of the weights, too.
+    """
     if task == "forecast":
         return squared_error(output, cast(Floats, samples.y), total_weight=total * output.shape[-1])
-    return cross_entropy(output, cast(Ints, samples.y), total_weight=total, label_smoothing=label_smoothing)
+    labels = cast(Ints, samples.y)
+    weights = None if class_weights is None else class_weights[labels]
+    return cross_entropy(output, labels, total_weight=total, weights=weights, label_smoothing=label_smoothing)
 
 
 def score(task: Task, loss_sum: float, weight: float, metric_sum: float) -> Score:

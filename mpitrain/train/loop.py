@@ -112,7 +112,8 @@ class Loop:
         context = Context(train=True, key=noise_key(config.train.seed, step, DROPOUT_STREAM), samples=indices)
         parts.grads.flat[:] = 0
         output, cache = parts.model.forward(parts.params, samples.x, context)
-        loss = loss_of(config.model.task, output, samples, total, config.model.label_smoothing)
+        smoothing, weights = config.model.label_smoothing, parts.class_weights
+        loss = loss_of(config.model.task, output, samples, total, label_smoothing=smoothing, class_weights=weights)
         mine = np.array([loss.loss_sum, loss.weight, loss.metric_sum, float(stop)])
         sums = NumberGather(parts.grid.data, mine, timeout_s=config.network.peer_timeout_s)
         parts.exchange.begin(step)

@@ -96,7 +96,7 @@ def test_different_arguments_are_refused_on_all_ranks(comm):
 def test_no_communicator_is_leaked(world):
     """M15: thousands of set-ups in one process."""
     array = np.ones(3, np.float32)
-    for _ in range(700):
+    for _ in range(300):
         with mpitrain.Allreduce(world, 3, codec="raw") as allreduce:
             allreduce(array)
             array[:] = 1

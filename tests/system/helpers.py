@@ -52,7 +52,9 @@ def mpirun(ranks):
     """Return the launcher's part of a command, for root and for others."""
     beside = Path(sys.executable).parent / "mpirun"
     program = str(beside) if beside.exists() else shutil.which("mpirun")
-    command = [program, "--oversubscribe", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", "-n", str(ranks)]
+    command = [program, "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
+    for name, value in {"pml": "ob1", "btl": "self,sm,tcp", "mpi_yield_when_idle": "1"}.items():
+        command += ["--mca", name, value]
     return command + ["--allow-run-as-root"] * (os.geteuid() == 0)
 
 
