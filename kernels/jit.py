@@ -43,7 +43,8 @@ def _choose_folder() -> Path | None:
     roots = [Path(__file__).resolve().parent / "__pycache__"]
     if "HOME" in os.environ or "XDG_CACHE_HOME" in os.environ:
         roots.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpitrain")
-    roots.append(Path(tempfile.gettempdir()) / f"mpitrain-{os.geteuid()}")
+    with contextlib.suppress(OSError):  # there may be no temporary folder either
+        roots.append(Path(tempfile.gettempdir()) / f"mpitrain-{os.geteuid()}")
     hosts = (root / (platform.node() or "host") for root in roots)
     return next((folder for folder in hosts if _writable(folder) and _private(folder)), None)
 

@@ -6,7 +6,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from mpitrain.comm.runtime import Position, fail, library_name
+from mpitrain.comm.runtime import Position, ensure_home, fail, library_name
 from mpitrain.errors import LaunchError
 
 TRANSPORT = {"pml": "ob1", "btl": "self,sm,tcp"}
@@ -37,6 +37,7 @@ def main(
     if show:
         return 0
     # In place of this process, so that a signal sent to it reaches mpirun and no job is left behind.
+    ensure_home()
     os.execv(command[0], command)
 
 

@@ -21,6 +21,7 @@ raise_end       an exception after the last step, before the summary
 import os
 import signal
 import time
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from mpitrain.errors import ConfigError
@@ -83,6 +84,12 @@ class FaultHook:
     def from_environment(cls, rank: int) -> "FaultHook":
         """Read the variable."""
         return cls(os.environ.get(VARIABLE, ""), rank)
+
+    def check_tensors(self, names: Collection[str]) -> None:
+        """Refuse a fault in a tensor that the model does not have (ConfigError)."""
+        for fault in self.faults:
+            if fault.tensor and fault.tensor not in names:
+                raise ConfigError(f"{VARIABLE}: the model has no tensor {fault.tensor!r}; it has {', '.join(names)}")
 
     def find(self, kind: str, step: int) -> Fault | None:
         """Return the fault of a kind that is due at a step."""

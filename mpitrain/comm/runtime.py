@@ -3,6 +3,7 @@
 import faulthandler
 import os
 import sys
+import tempfile
 import traceback
 from dataclasses import dataclass
 from typing import NoReturn
@@ -52,6 +53,7 @@ def start() -> MPI.Intracomm:
         The launcher started another number of processes than the library sees: they belong to different MPIs, and
         every process would train alone and write the same files.
     """
+    ensure_home()
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_FUNNELED)
     size = MPI.COMM_WORLD.Get_size()
@@ -63,6 +65,11 @@ def start() -> MPI.Intracomm:
                 f"start with the mpirun of that library, or unset {name}"
             )
     return MPI.COMM_WORLD
+
+
+def ensure_home() -> None:
+    """Give Open MPI a home where the user has none, as in some containers: it does not start without."""
+    os.environ.setdefault("HOME", tempfile.gettempdir())
 
 
 def hinted_rank() -> int:

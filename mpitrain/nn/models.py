@@ -63,7 +63,8 @@ class Transformer(Chain):
 
     Input is floats (B, T, F), projected, or tokens (B, T), embedded. Output is (B, K) from the mean over time
     ("classify") or from the last step ("forecast"), or (B, T, K) for each step ("lm").
-    Weights start as in GPT-2: deviation 0.02, those that end a residual branch divided by √(2·blocks).
+    Weights start as in GPT-2: deviation 0.02, those that end a residual branch divided by √(2·blocks). The input map
+    starts with deviation 1/√F, so that standardized features keep unit variance and are not drowned by the positions.
 
     Parameters
     ----------
@@ -137,7 +138,7 @@ def _input_layer(features: int | None, vocabulary: int | None, d_model: int) -> 
             f"vocabulary = {vocabulary}; give exactly one"
         )
     if features is not None:
-        return Linear("input", features, d_model, first=True)
+        return Linear("input", features, d_model, std=1 / math.sqrt(features), first=True)
     return Embedding("embedding", vocabulary or 0, d_model)
 
 

@@ -3,12 +3,13 @@
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
+from typing import cast
 
 import numpy as np
 
 from mpitrain.codecs.noise import noise_key
 from mpitrain.collectives.base import Traffic
-from mpitrain.comm.agreement import NumberGather
+from mpitrain.comm.agreement import NumberGather, gather
 from mpitrain.comm.fault import FaultHook
 from mpitrain.comm.runtime import Position
 from mpitrain.errors import DivergedError
@@ -164,10 +165,17 @@ class Loop:
                 f"step {step} skipped on all ranks: the gradient of {names[0]}{more} is not finite here"
             )
         if self.counters.skipped_in_a_row > self.parts.config.train.max_skips:
-            error = DivergedError(
-                f"step {step}: {self.counters.skipped_in_a_row} steps in a row had gradients that are not finite; "
-                "lower optim.lr, lengthen optim.warmup_steps, or set train.clip_norm"
-            )
-            error.agreed = True
-            raise error
+            raise self._diverged(step, names)
         return None
+
+    def _diverged(self, step: int, names: list[str]) -> DivergedError:
+        """Build the same error on all ranks. Collective over the data axis."""
+        found = cast(list[list[str]], gather(self.parts.grid.data, names))
+        rank = next((rank for rank, tensors in enumerate(found) if tensors), 0)
+        where = f"first in {found[rank][0]} on rank {rank}" if found[rank] else "in the sums"
+        error = DivergedError(
+            f"step {step}: {self.counters.skipped_in_a_row} steps in a row had gradients that are not finite, {where}; "
+            "lower optim.lr, lengthen optim.warmup_steps, or set train.clip_norm"
+        )
+        error.agreed = True
+        return error

@@ -94,6 +94,7 @@ def train(
         narrator = Narrator(world.rank, config.train.steps, bar=bar)
         _warn(resolved, faults, narrator)
         parts = build(config, grid)
+        agree(world, lambda: faults.check_tensors(parts.params.keys()))
         store = CheckpointStore(folder.checkpoints, grid.world, config.checkpoint.keep, faults)
         loop = Loop(parts, narrator, faults, position)
         session = Session(resolved, parts, folder, store, loop, narrator, faults)
