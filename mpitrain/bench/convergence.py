@@ -1,5 +1,7 @@
 """``mpitrain bench convergence``: the same training with each codec and the same seeds, result against bytes.
 
+``loss`` and ``metric`` are of the test samples, ``train_loss`` is the mean over the last tenth of the steps.
+
 A run that is finished is not made again, so an interrupted table goes on where it stopped.
 """
 
@@ -50,39 +52,47 @@ def _runs(config: Path, ranks: int, seeds: int, cell: str, overrides: list[str],
         if job.summary() is None:
             print(f"{cell}, seed {seed} …", flush=True)
             job.run()
-        results.append(_result(config, cell, seed, job.summary()))
+        results.append(_result(cell, seed, job))
     return results
 
 
-def _result(config: Path, cell: str, seed: int, summary: dict[str, object] | None) -> Record:
+def _result(cell: str, seed: int, job: Job) -> Record:
+    summary = job.summary()
     if summary is None or not summary["replicas_identical"]:
         raise ConfigError(f"bench: {cell}, seed {seed}: the replicas are not identical")
     metric = cast(dict[str, float], summary["metric"])
     return {
-        "config": f"{config.stem} {cell}",
+        "config": f"{job.config.stem} {cell}",
         "seed": seed,
         "metric": metric["value"],
         "loss": cast(float, summary["loss"]),
+        "train_loss": job.train_loss(),
         "bytes": cast(int, summary["sent_bytes_total"]),
         "wall_s": cast(float, summary["wall_s"]),
     }
 
 
 def _means(cell: str, results: list[Record], base: str, baseline: list[Record]) -> Record:
-    metrics, losses = _column(results, "metric"), _column(results, "loss")
-    difference = 100 * (losses - _column(baseline, "loss")) / np.mean(_column(baseline, "loss"))
-    half = _interval(difference)
-    low, high = float(np.mean(difference)) - half, float(np.mean(difference)) + half
-    return {
+    metrics, sent = _column(results, "metric"), float(np.mean(_column(results, "bytes")))
+    record: Record = {
         "codec": cell,
         "metric": float(np.mean(metrics)),
         "metric_std": float(np.std(metrics, ddof=1)) if len(metrics) > 1 else None,
-        "loss": float(np.mean(losses)),
-        f"loss_vs_{base}_pct_95": "-" if cell == base else f"{low:+.2f} … {high:+.2f}",
-        "bytes": int(np.mean(_column(results, "bytes"))),
-        "share_of_" + base: float(np.mean(_column(results, "bytes")) / np.mean(_column(baseline, "bytes"))),
-        "wall_s": float(np.median(_column(results, "wall_s"))),
     }
+    for loss in ("loss", "train_loss"):
+        record[loss] = float(np.mean(_column(results, loss)))
+        record[f"{loss}_vs_{base}_pct_95"] = "-" if cell == base else _difference(results, baseline, loss)
+    record["bytes"] = int(sent)
+    record["share_of_" + base] = sent / float(np.mean(_column(baseline, "bytes")))
+    record["wall_s"] = float(np.median(_column(results, "wall_s")))
+    return record
+
+
+def _difference(results: list[Record], baseline: list[Record], name: str) -> str:
+    """Give the 95 % interval of the mean difference of runs with the same seed, in percent of the baseline."""
+    percent = 100 * (_column(results, name) - _column(baseline, name)) / np.mean(_column(baseline, name))
+    middle, half = float(np.mean(percent)), _interval(percent)
+    return f"{middle - half:+.2f} … {middle + half:+.2f}"
 
 
 def _column(results: list[Record], name: str) -> np.ndarray:

@@ -55,6 +55,12 @@ class Job:
             raise LaunchError(f"bench: the run in {self.folder} ended with code {done.returncode}:\n{tail}")
         return time.perf_counter() - begin
 
+    def train_loss(self) -> float:
+        """Average the training loss over the last tenth of the steps."""
+        lines = (self.folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
+        tail = [float(json.loads(line)["loss"]) for line in lines[-max(1, len(lines) // 10) :]]
+        return sum(tail) / len(tail)
+
     def summary(self) -> dict[str, object] | None:
         """Read the result of a finished run."""
         path = self.folder / "summary.json"

@@ -159,7 +159,7 @@ class NetworkConfig(Section, frozen=True, kw_only=True):
 
     peer_timeout_s: Positive = 60.0
     """Silence after which a peer counts as lost; longer than the longest outage to be tolerated."""
-    max_message_mb: Positive = 1024.0
+    max_message_mb: Annotated[float, Meta(ge=1e-3, le=2047)] = 1024.0
     """Messages above this size (10^6 bytes) are sent in pieces; MPI counts end at 2^31 bytes."""
 
 

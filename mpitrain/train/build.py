@@ -21,7 +21,7 @@ from mpitrain.optim.clip import clip_by_norm
 from mpitrain.optim.optimizer import AdamW, Optimizer, OptimizerState, Sgd
 from mpitrain.optim.schedule import Schedule
 from mpitrain.params import Layout, Params, ParamSpec
-from mpitrain.train.exchange import SyncExchange, group_of
+from mpitrain.train.exchange import SyncExchange, check_rules, group_of
 
 
 @dataclass
@@ -55,6 +55,7 @@ def build(config: Config, grid: ProcessGrid) -> Parts:
     if config.data.standardize:
         _standardize(dataset, grid.data, config.data)
     model = make_model(config, dataset)
+    agree(grid.world, lambda: check_rules([spec.name for spec in model.specs()], config.exchange))
     params = Params(Layout(model.specs(), group_of(config.exchange)))
     grads = params.zeros_like()
     optimizer = make_optimizer(config.optim)

@@ -3,7 +3,7 @@
 The loop knows only this. ``sync`` sums the gradients of all ranks at every step.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -13,6 +13,7 @@ from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import make_codec
 from mpitrain.collectives.base import Bucket, BucketState, Pending, Reducer, Traffic
 from mpitrain.config.schema import ExchangeConfig
+from mpitrain.errors import ConfigError
 from mpitrain.kernels.reduce import count_not_finite
 from mpitrain.params import ALIGN, Layout, Params, ParamSpec, Segment
 
@@ -37,6 +38,21 @@ def codec_of(spec: ParamSpec, config: ExchangeConfig) -> str:
         if fnmatchcase(spec.name, rule.match):
             return rule.codec
     return "fp16" if spec.small and config.codec != "raw" else config.codec
+
+
+def check_rules(names: Collection[str], config: ExchangeConfig) -> None:
+    """Refuse a rule that no tensor matches: it was meant for one.
+
+    Raises
+    ------
+    ConfigError
+        The pattern, and the names there are.
+    """
+    for rule in config.rule:
+        if not any(fnmatchcase(name, rule.match) for name in names):
+            raise ConfigError(
+                f"exchange.rule: match = {rule.match!r} fits no tensor; the model has {', '.join(sorted(names))}"
+            )
 
 
 def plan_buckets(layout: Layout, bucket_mb: float | None) -> list[list[Segment]]:

@@ -31,8 +31,10 @@ class RunFolder:
         Raises
         ------
         ConfigError
-            The folder holds a run, and neither ``resume`` nor ``overwrite`` says what to do with it.
+            The folder holds a run, and neither ``resume`` nor ``overwrite`` says what to do with it; or both do.
         """
+        if resume and overwrite:
+            raise ConfigError("--resume goes on with a run and --overwrite replaces it; give one of them")
         present = [name for name in (CONFIG, METRICS, SUMMARY, CHECKPOINTS) if (self.path / name).exists()]
         if present and not resume and not overwrite:
             raise ConfigError(

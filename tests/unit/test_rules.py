@@ -1,0 +1,18 @@
+import pytest
+
+from mpitrain.config.schema import ExchangeConfig, RuleConfig
+from mpitrain.errors import ConfigError
+from mpitrain.train.exchange import check_rules
+from mpitrain.train.runfolder import RunFolder
+
+
+def test_a_rule_for_no_tensor_is_refused():
+    names = ["head.weight", "norm.gain"]
+    check_rules(names, ExchangeConfig(rule=(RuleConfig(match="*.gain", codec="raw"),)))
+    with pytest.raises(ConfigError, match=r"match = '\*.gian' fits no tensor; the model has head.weight, norm.gain"):
+        check_rules(names, ExchangeConfig(rule=(RuleConfig(match="*.gian", codec="raw"),)))
+
+
+def test_resume_and_overwrite_contradict_each_other(tmp_path):
+    with pytest.raises(ConfigError, match="give one of them"):
+        RunFolder(tmp_path).check_free(resume=True, overwrite=True)
