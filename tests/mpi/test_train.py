@@ -16,6 +16,7 @@ from mpitrain.comm.grid import Axis, ProcessGrid
 from mpitrain.config.load import resolve
 from mpitrain.config.validate import refusal
 from mpitrain.errors import ConfigError
+from mpitrain.params import Params
 from mpitrain.partition import GridShape
 from mpitrain.train.hashing import params_sha256
 from mpitrain.train.loop import Loop
@@ -229,3 +230,44 @@ def test_grids_are_freed(world):
         with ProcessGrid(world, shape) as grid:
             assert grid.data.size == world.size
         assert grid.data.comm == grid.world.comm == MPI.COMM_NULL
+
+
+@pytest.mark.parametrize("exchange", [{"memory": "residual"}, {"memory": "delta"}, {"collective": "ring"}])
+def test_a_skipped_step_leaves_everything_as_it_was(world, folder, recorder, monkeypatch, exchange):
+    """C03: weights, moments and memories, also on the ranks that saw nothing; the next step counts."""
+    found = []
+    step = Loop.step
+
+    def state(loop):
+        memories = {name: memory.current.tobytes() for name, memory in loop.parts.exchange.state().items()}
+        moments = {name: buffer.flat.tobytes() for name, buffer in loop.parts.optimizer_state.buffers.items()}
+        return memories, moments, loop.parts.optimizer_state.step, loop.parts.params.flat.tobytes()
+
+    def watched(loop):
+        before = state(loop)
+        result = step(loop)
+        found.append(before == state(loop))
+        return result
+
+    monkeypatch.setattr(Loop, "step", watched)
+    monkeypatch.setenv("MPITRAIN_FAULT", f"nan:rank={world.size - 1},step=3;inf:rank=0,step=4")
+    recorder.run(world, folder, MLP, exchange={"codec": "int8"} | exchange, train={"steps": 5})
+    assert found == [False, False, True, True, False]
+    assert recorder.column("skipped") == [0, 0, 1, 2, 2]
+    assert all(hashes == recorder.hashes for hashes in gather(Axis(world), recorder.hashes))
+
+
+def test_replicas_start_equal(world, folder, recorder, monkeypatch):
+    """D06: whatever the ranks draw, rank 0's weights are everyone's before the first step."""
+    first = []
+    initialize, step = Params.initialize, Loop.step
+
+    def watched(loop):
+        first.append(params_sha256(loop.parts.params))
+        return step(loop)
+
+    monkeypatch.setattr(Params, "initialize", lambda params, seed: initialize(params, seed + world.rank))
+    monkeypatch.setattr(Loop, "step", watched)
+    result = recorder.run(world, folder, MLP)
+    assert set(gather(Axis(world), first[0])) == {first[0]}
+    assert result["replicas_identical"] is True
