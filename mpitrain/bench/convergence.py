@@ -81,7 +81,7 @@ def _means(cell: str, results: list[Record], base: str, baseline: list[Record]) 
     }
     for loss in ("loss", "train_loss"):
         record[loss] = float(np.mean(_column(results, loss)))
-        record[f"{loss}_vs_{base}_pct_95"] = "-" if cell == base else _difference(results, baseline, loss)
+        record[f"{loss}_vs_{base}_pct_95"] = "-" if cell == base or len(results) < 2 else _difference(results, baseline, loss)
     record["bytes"] = int(sent)
     record["share_of_" + base] = sent / float(np.mean(_column(baseline, "bytes")))
     record["wall_s"] = float(np.median(_column(results, "wall_s")))
@@ -102,7 +102,5 @@ def _column(results: list[Record], name: str) -> np.ndarray:
 def _interval(values: np.ndarray) -> float:
     """Return half the width of the 95 % confidence interval of the mean."""
     degrees = len(values) - 1
-    if degrees < 1:
-        return float("nan")
     quantile = T_95[degrees - 1] if degrees <= len(T_95) else 1.96
     return quantile * float(np.std(values, ddof=1)) / float(np.sqrt(len(values)))
