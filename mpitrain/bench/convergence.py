@@ -81,7 +81,8 @@ def _means(cell: str, results: list[Record], base: str, baseline: list[Record]) 
     }
     for loss in ("loss", "train_loss"):
         record[loss] = float(np.mean(_column(results, loss)))
-        record[f"{loss}_vs_{base}_pct_95"] = "-" if cell == base or len(results) < 2 else _difference(results, baseline, loss)
+        comparable = cell != base and len(results) > 1
+        record[f"{loss}_vs_{base}_pct_95"] = _difference(results, baseline, loss) if comparable else "-"
     record["bytes"] = int(sent)
     record["share_of_" + base] = sent / float(np.mean(_column(baseline, "bytes")))
     record["wall_s"] = float(np.median(_column(results, "wall_s")))

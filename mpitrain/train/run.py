@@ -134,7 +134,8 @@ def _prepare(session: Session, *, resume: bool, overwrite: bool) -> None:
         broadcast(world, parts.params.flat, timeout_s=timeout_s, piece_bytes=MAX_MESSAGE_BYTES)
     same_everywhere(world, params_sha256(parts.params), "the weights before the first step")
     step = session.loop.counters.step
-    writes = session.writes or (not parts.config.run.shared_fs and _first_of_host(world))
+    first_of_host = _first_of_host(world)
+    writes = session.writes or (first_of_host and not parts.config.run.shared_fs)
     agree(
         world,
         lambda: (
@@ -150,6 +151,7 @@ def _prepare(session: Session, *, resume: bool, overwrite: bool) -> None:
 
 
 def _first_of_host(world: Axis) -> bool:
+    """Tell whether no lower rank runs on this host. Collective over ``world``."""
     hosts = gather(world, os.uname().nodename)
     return hosts.index(hosts[world.rank]) == world.rank
 
