@@ -55,20 +55,28 @@ def _force(path: Path) -> None:
         os.close(handle)
 
 
+def _write_hdf5(path: Path, fill: Callable[[Any], None]) -> None:
+    """Make the file in memory, then write it: HDF5 itself may crash on a full disk."""
+    with h5py.File(path.name, "w", driver="core", backing_store=False) as file:
+        fill(file)
+        file.flush()
+        image = file.id.get_file_image()
+    path.write_bytes(image)
+
+
 def write_shard(path: Path, tensors: dict[str, Floats], local: dict[str, Floats]) -> None:
     """Write one rank's arrays: ``tensors`` with their place in the whole, ``local`` as they are."""
 
-    def write(temporary: Path) -> None:
-        with h5py.File(temporary, "w") as file:
-            for name, values in tensors.items():
-                dataset = file.create_dataset(f"tensors/{name}", data=values)
-                spec = ShardSpec.whole(values.shape)
-                for key in ("global_shape", "start", "stop"):
-                    dataset.attrs[key] = np.array(getattr(spec, key), np.int64)
-            for name, values in local.items():
-                file.create_dataset(f"local/{name}", data=values)
+    def fill(file: Any) -> None:
+        for name, values in tensors.items():
+            dataset = file.create_dataset(f"tensors/{name}", data=values)
+            spec = ShardSpec.whole(values.shape)
+            for key in ("global_shape", "start", "stop"):
+                dataset.attrs[key] = np.array(getattr(spec, key), np.int64)
+        for name, values in local.items():
+            file.create_dataset(f"local/{name}", data=values)
 
-    write_durably(path, write)
+    write_durably(path, lambda temporary: _write_hdf5(temporary, fill))
 
 
 def verify_shard(path: Path, tensors: dict[str, Floats], local: dict[str, Floats]) -> None:
@@ -120,15 +128,14 @@ def _read(file: Any, name: str) -> Floats:
 def write_index(path: Path, tensors: dict[str, Floats], owners: dict[str, int], meta: Meta) -> None:
     """Write a file in which any HDF5 viewer sees whole tensors: virtual datasets over the shards."""
 
-    def write(temporary: Path) -> None:
-        with h5py.File(temporary, "w") as file:
-            for name, values in tensors.items():
-                layout = h5py.VirtualLayout(values.shape, values.dtype)
-                layout[...] = h5py.VirtualSource(shard_name(owners[name]), f"tensors/{name}", shape=values.shape)
-                file.create_virtual_dataset(name, layout)
-            file.create_dataset("meta", data=np.frombuffer(json.dumps(meta).encode(), np.uint8))
+    def fill(file: Any) -> None:
+        for name, values in tensors.items():
+            layout = h5py.VirtualLayout(values.shape, values.dtype)
+            layout[...] = h5py.VirtualSource(shard_name(owners[name]), f"tensors/{name}", shape=values.shape)
+            file.create_virtual_dataset(name, layout)
+        file.create_dataset("meta", data=np.frombuffer(json.dumps(meta).encode(), np.uint8))
 
-    write_durably(path, write)
+    write_durably(path, lambda temporary: _write_hdf5(temporary, fill))
 
 
 def read_meta(path: Path) -> Meta:

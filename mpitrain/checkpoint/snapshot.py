@@ -23,12 +23,15 @@ class Snapshot:
         Arrays of this rank alone: the memories of its streams.
     meta : dict
         Small facts, the same on all ranks: configuration, counters.
+    fixed : list of str
+        ``key = value`` of every choice that must be the same when the step is loaded.
     """
 
     step: int
     tensors: dict[str, Floats]
     local: dict[str, Floats]
     meta: Meta = field(default_factory=dict)
+    fixed: list[str] = field(default_factory=list)
 
 
 def assign_owners(tensors: dict[str, Floats], ranks: int) -> dict[str, int]:

@@ -100,6 +100,7 @@ class CheckpointStore:
             "shards": {files.shard_name(rank): digest for rank, digest in enumerate(digests)},
             "index": files.checksum(folder / files.INDEX),
             "owners": owners,
+            "fixed": snapshot.fixed,
         }
         files.write_commit(folder, record)
 
@@ -172,6 +173,7 @@ class CheckpointStore:
                 f"checkpoint: {folder} was written by {record['ranks']} ranks, but {self.axis.size} run; "
                 f"start {record['ranks']} ranks"
             )
+        _check_fixed(folder, cast(list[str], record["fixed"]), snapshot.fixed)
         _check_names(folder, owners, snapshot)
         path = folder / files.shard_name(self.axis.rank)
         if files.checksum(path) != cast(dict[str, str], record["shards"])[path.name]:
@@ -188,6 +190,16 @@ class CheckpointStore:
             for name, owner in owners.items():
                 if owner == self.axis.rank:
                     files.read_into(file, f"tensors/{name}", snapshot.tensors[name])
+
+
+def _check_fixed(folder: Path, saved: list[str], now: list[str]) -> None:
+    differ = [(a, b) for a, b in zip(saved, now, strict=False) if a != b]
+    if differ or len(saved) != len(now):
+        was, here = differ[0] if differ else (f"{len(saved)} settings", f"{len(now)}")
+        raise CheckpointError(
+            f"checkpoint: {folder} was written with {was}, but now it is {here}; resume with the configuration that "
+            "wrote it"
+        )
 
 
 def _check_names(folder: Path, owners: dict[str, int], snapshot: Snapshot) -> None:

@@ -5,13 +5,16 @@ What a command does lives in a module that is imported once it is called.
 
 import importlib
 import os
+import sys
 from collections.abc import Callable
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, cast
 
 import typer
 
 import mpitrain
+from mpitrain.comm.hints import hinted_rank
 from mpitrain.errors import ExitCode
 
 COMMANDS = {
@@ -28,6 +31,15 @@ DEFAULT_CELLS = ["raw", "int8:residual"]
 WITHOUT_MPI = {"bench-codec", "bench-convergence", "bench-start"}
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+
+
+class Progress(StrEnum):
+    """How ``train`` tells how far it is."""
+
+    AUTO = "auto"
+    BAR = "bar"
+    LINES = "lines"
+
 
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Train one model over slow links."
@@ -86,10 +98,10 @@ def train(
     overrides: Set = None,
     resume: Resume = False,
     overwrite: Overwrite = False,
-    progress: Annotated[str, typer.Option(help="bar, lines, or auto: a bar on a terminal.")] = "auto",
+    progress: Annotated[Progress, typer.Option(help="auto: a bar on a terminal.")] = Progress.AUTO,
 ) -> None:
     """Train; under mpirun or srun on all their ranks, alone on one."""
-    call("train", config, overrides or [], resume=resume, overwrite=overwrite, progress=progress)
+    call("train", config, overrides or [], resume=resume, overwrite=overwrite, progress=progress.value)
 
 
 @app.command()
@@ -163,4 +175,13 @@ def limit_threads() -> None:
 def run() -> None:
     """Run the console script."""
     limit_threads()
-    app(prog_name="mpitrain")
+    try:
+        code = app(prog_name="mpitrain", standalone_mode=False)
+    except Exception as error:
+        # A wrong command line: rank 0 says it for all. Anything else goes its way.
+        if not hasattr(error, "format_message"):
+            raise
+        if hinted_rank() == 0:
+            typer.echo(f"mpitrain: {error.format_message()}; mpitrain --help lists what there is", err=True)
+        code = int(ExitCode.CONFIG)
+    sys.exit(code if isinstance(code, int) else 0)

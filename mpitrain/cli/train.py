@@ -5,7 +5,8 @@ from pathlib import Path
 
 from mpitrain.comm.agreement import agree
 from mpitrain.comm.grid import Axis
-from mpitrain.comm.runtime import Position, fail, finish, is_launched, start
+from mpitrain.comm.hints import is_launched
+from mpitrain.comm.runtime import Position, fail, finish, start
 from mpitrain.config.load import load_config
 from mpitrain.train.run import train
 

@@ -14,10 +14,10 @@ from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.collectives.base import Bucket, Traffic, Transport, compile_kernels
 from mpitrain.collectives.registry import COLLECTIVES, make_reducer
 from mpitrain.comm.agreement import agree, first_on_node, same_everywhere
-from mpitrain.comm.frame import MAX_MESSAGE_BYTES
-from mpitrain.comm.grid import Axis
+from mpitrain.comm.frame import HEADER_BYTES, MAX_MESSAGE_BYTES
+from mpitrain.comm.grid import Axis, duplicate
 from mpitrain.config.validate import refusal
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, LaunchError
 
 ACCEPTED = (np.float16, np.float32, np.float64)
 ROUNDINGS = ("nearest", "stochastic")
@@ -83,14 +83,20 @@ class Allreduce:
         max_message_bytes: int = MAX_MESSAGE_BYTES,
         name: str = "array",
     ) -> None:
+        _check_limits(dtype, timeout_s, max_message_bytes)
         self.name = name
-        self._axis = Axis(comm.Dup(), "allreduce")
+        self._axis = Axis(duplicate(comm, timeout_s=timeout_s), "allreduce")
+        self._closed = False
         memory = memory or ("none" if codec == "raw" else "residual")
-        agree(self._axis, lambda: _check(size, codec, memory, collective, rounding))
-        choice = [size, codec, memory, collective, np.dtype(dtype).str, rounding, seed, max_message_bytes]
-        same_everywhere(self._axis, choice, "the arguments of Allreduce")
-        self._seed, self._calls = seed, 0
-        self._work: Floats = aligned_zeros(size, dtype)
+        try:
+            agree(self._axis, lambda: _check(size, codec, memory, collective, rounding), timeout_s=timeout_s)
+            choice = [int(size), codec, memory, collective, np.dtype(dtype).str, rounding, int(seed), max_message_bytes]
+            same_everywhere(self._axis, choice, "the arguments of Allreduce")
+        except ConfigError:
+            self.close()
+            raise
+        self._seed, self._calls = int(seed), 0
+        self._work: Floats = aligned_zeros(int(size), dtype)
         coder = make_codec(codec, dtype, stochastic=rounding == "stochastic")
         self._reducer = make_reducer(collective, self._axis, Transport(timeout_s, max_message_bytes))
         self._state = self._reducer.open(Bucket(self._work), coder, memory)
@@ -114,25 +120,35 @@ class Allreduce:
         TypeError
             Integers, booleans, complex numbers or objects, before anything is sent.
         ValueError
-            Wrong number of elements, or an array that cannot be written.
+            Wrong number of elements, an array that cannot be written, or a call after ``close`` or a lost peer.
         FloatingPointError
-            Some rank's array holds NaN or infinity: raised on all ranks, ``array`` and the memories are unchanged.
+            NaN or infinity in some rank's array, or in the sum: raised on all ranks, ``array`` and the memories are
+            unchanged.
         PeerLostError, ProtocolError
             A rank stayed away, or called something else.
         """
         self._check_array(array)
-        self._work[:] = array.reshape(-1)
+        with np.errstate(all="ignore"):  # what is not finite is reported below, once
+            self._work[:] = array.reshape(-1)
         self._calls += 1
-        pending = self._reducer.start(self._state, noise_key(self._seed, self._calls, self._axis.rank))
-        traffic = pending.wait()
+        try:
+            pending = self._reducer.start(self._state, noise_key(self._seed, self._calls, self._axis.rank))
+            traffic = pending.wait()
+        except LaunchError:
+            # The ranks are out of step for good: messages of this call may still arrive in the next.
+            self._closed = True
+            raise
         if pending.nonfinite:
             self._state.rollback()
-            raise FloatingPointError(f"{self.name}: NaN or infinity on at least one rank; nothing was changed")
+            raise FloatingPointError(f"{self.name}: NaN or infinity in an array or in the sum; nothing was changed")
         self._state.commit()
-        array[...] = self._work.reshape(array.shape)
+        with np.errstate(over="ignore"):
+            array[...] = self._work.reshape(array.shape)
         return traffic
 
     def _check_array(self, array: npt.NDArray[Any]) -> None:
+        if self._closed:
+            raise ValueError(f"{self.name}: this Allreduce was closed, or lost a peer; build a new one")
         if not isinstance(array, np.ndarray) or array.dtype not in ACCEPTED:
             kind = getattr(array, "dtype", type(array).__name__)
             raise TypeError(f"{self.name}: expected a numpy array of float16, float32 or float64, got {kind}")
@@ -142,8 +158,10 @@ class Allreduce:
             raise ValueError(f"{self.name}: the array is read-only, but the sum replaces it; pass a copy")
 
     def close(self) -> None:
-        """Free the communicator. Collective."""
-        self._axis.comm.Free()
+        """Free the communicator. Collective; a second time does nothing."""
+        if not self._closed:
+            self._closed = True
+            self._axis.comm.Free()
 
     def __enter__(self) -> "Allreduce":
         return self
@@ -154,6 +172,15 @@ class Allreduce:
         # Freeing is collective: after an error on this rank alone it would wait for the others.
         if error is None:
             self.close()
+
+
+def _check_limits(dtype: npt.DTypeLike, timeout_s: float, max_message_bytes: int) -> None:
+    if np.dtype(dtype) not in (np.float32, np.float64):
+        raise ConfigError(f"Allreduce: dtype: expected float32 or float64, got {np.dtype(dtype)}")
+    if not timeout_s > 0:
+        raise ConfigError(f"Allreduce: timeout_s: expected more than 0, got {timeout_s}")
+    if not HEADER_BYTES <= max_message_bytes <= 2**31 - 1:
+        raise ConfigError(f"Allreduce: max_message_bytes: expected {HEADER_BYTES} to 2^31 - 1, got {max_message_bytes}")
 
 
 def _check(size: int, codec: str, memory: str, collective: str, rounding: str) -> None:

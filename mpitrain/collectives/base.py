@@ -251,14 +251,20 @@ class Pending:
         while self._current is not None and self._current.poll():
             self._current = next(self._steps, None)
 
+    def _worked(self) -> float:
+        """Sum the seconds that all sums under way have spent on coding: waiting goes on with it."""
+        return sum(pending.traffic.encode_s + pending.traffic.decode_s for pending in self._active)
+
     def waiting_for(self) -> str:
         """Name the peer that is missing."""
         return self._current.waiting_for() if self._current else "nothing"
 
     def wait(self) -> Traffic:
         """Complete the sum; raises PeerLostError, ProtocolError, CodecError."""
+        worked = self._worked()
         try:
-            self.traffic.wait_s += wait(self, timeout_s=self._timeout_s)
+            elapsed = wait(self, timeout_s=self._timeout_s)
+            self.traffic.wait_s += max(0.0, elapsed - (self._worked() - worked))
         finally:
             self.close()
         return self.traffic

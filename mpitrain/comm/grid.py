@@ -5,7 +5,8 @@ from types import TracebackType
 
 from mpi4py import MPI
 
-from mpitrain.errors import LaunchError
+from mpitrain.comm.waiting import abandoned, wait_all
+from mpitrain.errors import LaunchError, PeerLostError
 from mpitrain.partition import GridShape
 
 Comm = MPI.Comm
@@ -36,6 +37,17 @@ class Axis:
     def size(self) -> int:
         """Ranks along the axis."""
         return int(self.comm.Get_size())
+
+
+def duplicate(comm: MPI.Comm, *, timeout_s: float) -> MPI.Comm:
+    """Duplicate a communicator; raises PeerLostError where some rank does not take part."""
+    copy, request = comm.Idup()
+    try:
+        wait_all([request], "all ranks to build the same object", timeout_s=timeout_s)
+    except PeerLostError:
+        abandoned.append(copy)
+        raise
+    return copy
 
 
 class ProcessGrid:

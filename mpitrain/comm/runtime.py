@@ -10,19 +10,11 @@ from typing import NoReturn
 
 import mpi4py
 
+from mpitrain.comm.hints import SIZE_HINTS, hinted_rank
 from mpitrain.errors import ExitCode, LaunchError, MpitrainError
 
 mpi4py.rc(initialize=False, finalize=False)
 from mpi4py import MPI  # noqa: E402  (the two options only work before this import)
-
-HINTS = {
-    "OMPI_COMM_WORLD_SIZE": "Open MPI",
-    "PMI_SIZE": "MPICH or another PMI launcher",
-    "SLURM_STEP_NUM_TASKS": "Slurm's srun",
-}
-"""Variables in which launchers tell the number of processes, the most specific first."""
-
-RANK_HINTS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 @dataclass
@@ -57,12 +49,12 @@ def start() -> MPI.Intracomm:
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_FUNNELED)
     size = MPI.COMM_WORLD.Get_size()
-    present = [(name, os.environ[name]) for name in HINTS if os.environ.get(name, "").isdigit()]
+    present = [(name, os.environ[name]) for name in SIZE_HINTS if os.environ.get(name, "").isdigit()]
     for name, value in present[:1]:
         if int(value) != size:
             raise LaunchError(
-                f"launch: {HINTS[name]} started {value} processes ({name}={value}), but {library_name()} sees {size}; "
-                f"start with the mpirun of that library, or unset {name}"
+                f"launch: {SIZE_HINTS[name]} started {value} processes ({name}={value}), but {library_name()} sees "
+                f"{size}; start with the mpirun of that library, or unset {name}"
             )
     return MPI.COMM_WORLD
 
@@ -70,17 +62,6 @@ def start() -> MPI.Intracomm:
 def ensure_home() -> None:
     """Give Open MPI a home where the user has none, as in some containers: it does not start without."""
     os.environ.setdefault("HOME", tempfile.gettempdir())
-
-
-def hinted_rank() -> int:
-    """Guess this process's rank from the launcher's variables, for messages before MPI has started."""
-    values = [os.environ[name] for name in RANK_HINTS if os.environ.get(name, "").isdigit()]
-    return int(values[0]) if values else 0
-
-
-def is_launched() -> bool:
-    """Tell whether a launcher has started this process."""
-    return any(os.environ.get(name, "").isdigit() for name in RANK_HINTS)
 
 
 def finish() -> None:
@@ -97,8 +78,9 @@ def fail(error: BaseException, position: Position) -> NoReturn:
     """
     code = int(error.exit_code) if isinstance(error, MpitrainError) else int(ExitCode.INTERNAL)
     running = MPI.Is_initialized() and not MPI.Is_finalized()
-    rank = MPI.COMM_WORLD.Get_rank() if running else hinted_rank()
-    if isinstance(error, MpitrainError) and (error.agreed or not running):
+    alone = not running or MPI.COMM_WORLD.Get_size() == 1
+    rank = hinted_rank() if alone else MPI.COMM_WORLD.Get_rank()
+    if isinstance(error, MpitrainError) and (error.agreed or alone):
         if rank == 0:
             print(f"mpitrain: {error}", file=sys.stderr, flush=True)
         finish()

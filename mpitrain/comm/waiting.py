@@ -14,6 +14,10 @@ SPIN_S = 30e-6
 MAX_SLEEP_S = 0.5e-3
 
 
+abandoned: list[object] = []
+"""What nobody waits for any more. MPI may still write into its buffers, so they stay for the life of the process."""
+
+
 class Waitable(Protocol):
     """Something that completes as messages arrive."""
 
@@ -45,6 +49,7 @@ def wait(what: Waitable, *, timeout_s: float) -> float:
         if what.progress != progress:
             progress, heard, pause = what.progress, now, SPIN_S
         elif now - heard > timeout_s:
+            abandoned.append(what)
             raise PeerLostError(
                 f"no message for {timeout_s:g} s while waiting for {what.waiting_for()}; the peer died, or its link "
                 "is down for longer than network.peer_timeout_s"

@@ -1,5 +1,6 @@
 """From a TOML file and ``--set`` overrides to a checked configuration that knows where each value came from."""
 
+import copy
 import difflib
 import json
 import re
@@ -95,6 +96,7 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Resolved:
 
 def resolve(tree: Tree, origin: str, overrides: list[str]) -> Resolved:
     """Check a parsed file with its overrides; ``origin`` names the file in messages and sources."""
+    tree = copy.deepcopy(tree)
     sources = dict.fromkeys(_dotted_keys(tree), origin)
     for override in overrides:
         sources[_apply_override(tree, override)] = "--set"

@@ -166,7 +166,7 @@ class NetworkConfig(Section, frozen=True, kw_only=True):
 class RunConfig(Section, frozen=True, kw_only=True):
     """[run]: where results go."""
 
-    folder: str = "runs/default"
+    folder: Annotated[str, Meta(min_length=1)] = "runs/default"
     shared_fs: bool = True
     """Whether all ranks see the same run folder; off: each host keeps its own."""
 

@@ -9,7 +9,7 @@ from mpitrain.arrays import Floats, Ints
 from mpitrain.codecs.base import Codec
 from mpitrain.collectives.base import Transport, compile_kernels
 from mpitrain.collectives.registry import make_reducer
-from mpitrain.comm.agreement import agree, first_on_node, sum_arrays
+from mpitrain.comm.agreement import agree, first_on_node, same_everywhere, sum_arrays
 from mpitrain.comm.grid import Axis, ProcessGrid
 from mpitrain.config.schema import Config, DataConfig, OptimConfig
 from mpitrain.data.dataset import Dataset, combine_moments
@@ -52,6 +52,8 @@ def build(config: Config, grid: ProcessGrid) -> Parts:
         On all ranks, if the data cannot be read or the configuration does not fit it on any.
     """
     dataset, sampler, test_part = agree(grid.world, lambda: _open_data(config, grid.data))
+    shape: list[object] = [dataset.train_group_sizes, dataset.num_test, dataset.feature_names, dataset.class_names]
+    same_everywhere(grid.world, shape, "the data sets (training groups, test samples, features, classes)")
     if config.data.standardize:
         _standardize(dataset, grid.data, config.data)
     model = make_model(config, dataset)

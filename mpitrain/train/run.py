@@ -17,7 +17,7 @@ from mpitrain.comm.frame import MAX_MESSAGE_BYTES
 from mpitrain.comm.grid import Axis, Comm, ProcessGrid
 from mpitrain.comm.runtime import Position
 from mpitrain.config.load import Resolved
-from mpitrain.errors import StoppedEarlyError
+from mpitrain.errors import ConfigError, StoppedEarlyError
 from mpitrain.partition import GridShape
 from mpitrain.train.build import Parts, build
 from mpitrain.train.console import Narrator
@@ -26,6 +26,21 @@ from mpitrain.train.hashing import params_sha256
 from mpitrain.train.loop import Counters, Loop
 from mpitrain.train.runfolder import Row, RunFolder
 from mpitrain.train.summary import describe, progress_line, summarize
+
+FIXED = (
+    "model.",
+    "data.",
+    "exchange.",
+    "optim.kind",
+    "parallel.",
+    "train.seed",
+    "train.batch_size",
+    "train.class_weights",
+)
+"""Settings that a resumed run shares with its past, or it would silently become another one."""
+
+FREE = ("data.path", "exchange.overlap")
+"""Of these, the ones that change no bit."""
 
 
 @dataclass
@@ -100,7 +115,7 @@ def train(
         session = Session(resolved, parts, folder, store, loop, narrator, faults)
         try:
             _prepare(session, resume=resume, overwrite=overwrite)
-            return _run(session, begin)
+            return _completed(session) if resume and _is_complete(session) else _run(session, begin)
         finally:
             narrator.close()
 
@@ -128,6 +143,8 @@ def _prepare(session: Session, *, resume: bool, overwrite: bool) -> None:
     parts, world = session.parts, session.parts.grid.world
     if resume:
         _load(session)
+        if _is_complete(session):
+            return
     else:
         parts.params.initialize(parts.config.train.seed)
         timeout_s = parts.config.network.peer_timeout_s
@@ -148,6 +165,18 @@ def _prepare(session: Session, *, resume: bool, overwrite: bool) -> None:
         session.narrator.say(line)
     if resume:
         session.narrator.say(f"resume    from step {step}")
+
+
+def _is_complete(session: Session) -> bool:
+    """Tell whether the run that was resumed had come to its end. Collective over the world."""
+    done = session.loop.counters.step == session.parts.config.train.steps
+    return done and bool(gather(session.parts.grid.world, session.folder.summary() is not None)[0])
+
+
+def _completed(session: Session) -> Row:
+    """Leave a complete run as it is."""
+    session.narrator.say(f"the run in {session.folder.path} is complete; raise train.steps to go on")
+    return cast(Row, gather(session.parts.grid.world, session.folder.summary())[0])
 
 
 def _first_of_host(world: Axis) -> bool:
@@ -219,13 +248,22 @@ def _snapshot(session: Session) -> Snapshot:
         "skipped_in_a_row": counters.skipped_in_a_row,
         "traffic": totals,
     }
-    return Snapshot(counters.step, tensors, local, meta)
+    fixed = [line for line in session.resolved.lines() if line.startswith(FIXED) and not line.startswith(FREE)]
+    return Snapshot(counters.step, tensors, local, meta, fixed)
 
 
 def _load(session: Session) -> None:
     """Fill the live buffers from the newest checkpoint."""
     snapshot = _snapshot(session)
     meta = session.store.load(snapshot)
+    steps = session.parts.config.train.steps
+    if snapshot.step > steps:
+        error = ConfigError(
+            f"train.steps = {steps}, but {session.folder.checkpoints} is at step {snapshot.step}; "
+            f"set train.steps to {snapshot.step} or more"
+        )
+        error.agreed = True
+        raise error
     session.parts.optimizer_state.step = cast(int, meta["optimizer_step"])
     totals = cast(list[dict[str, float]], meta["traffic"])[session.parts.grid.world.rank]
     session.loop.counters = Counters(

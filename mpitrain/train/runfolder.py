@@ -1,10 +1,12 @@
 """The run folder: config.toml, metrics.jsonl, summary.json, checkpoints/. Only rank 0 (of each disk) writes it."""
 
 import json
+import math
 import os
 import shutil
 from dataclasses import dataclass
 from pathlib import Path
+from typing import cast
 
 from mpitrain.config.load import Resolved
 from mpitrain.errors import ConfigError
@@ -35,7 +37,11 @@ class RunFolder:
         """
         if resume and overwrite:
             raise ConfigError("--resume goes on with a run and --overwrite replaces it; give one of them")
-        present = [name for name in (CONFIG, METRICS, SUMMARY, CHECKPOINTS) if (self.path / name).exists()]
+        names = (CONFIG, METRICS, SUMMARY, CHECKPOINTS)
+        try:
+            present = [name for name in names if (self.path / name).exists()]
+        except OSError as error:
+            raise ConfigError(f"run.folder: cannot use {self.path}: {error.strerror}; set run.folder") from None
         if present and not resume and not overwrite:
             raise ConfigError(
                 f"run.folder: {self.path} already holds a run ({', '.join(present)}); go on with --resume, replace it "
@@ -54,29 +60,41 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
+            if resumed_step is not None:
+                self._keep_rows(resumed_step)
             (self.path / SUMMARY).unlink(missing_ok=True)
             if overwrite and resumed_step is None:
                 (self.path / METRICS).unlink(missing_ok=True)
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
             (self.path / CONFIG).write_text(resolved.to_toml(), encoding="utf-8")
-            if resumed_step is not None:
-                self._keep_rows(resumed_step)
         except OSError as error:
             raise ConfigError(f"run.folder: cannot write {self.path}: {error.strerror}; set run.folder") from None
 
     def _keep_rows(self, last_step: int) -> None:
         metrics = self.path / METRICS
         lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
-        kept = [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= last_step]
-        metrics.write_text("".join(kept))
+        metrics.write_text("".join(line for line in lines if _step_of(line) <= last_step))
 
     def append(self, row: Row) -> None:
         """Add a row to metrics.jsonl."""
         with (self.path / METRICS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(row) + "\n")
 
+    def summary(self) -> Row | None:
+        """Read the summary of a complete run."""
+        path = self.path / SUMMARY
+        return cast(Row, json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+
     def finish(self, summary: Row) -> None:
         """Write summary.json: the mark of a completed run."""
         temporary = self.path / f".{SUMMARY}.tmp"
         temporary.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
         os.replace(temporary, self.path / SUMMARY)
+
+
+def _step_of(line: str) -> float:
+    """Read the step of a row; infinity for one that a kill has left half-written."""
+    try:
+        return float(json.loads(line)["step"]) if line.endswith("\n") else math.inf
+    except (ValueError, KeyError, TypeError):
+        return math.inf

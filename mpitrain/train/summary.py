@@ -43,7 +43,7 @@ def progress_line(parts: Parts, row: Row, result: Score | None) -> str:
     )
     share = {name: float(str(row[f"{name}_s"])) / seconds for name in ("compute", "encode", "decode", "wait")}
     text = f"loss {row['loss']:.4f}  {float(str(row['samples'])) / seconds:,.0f} samples/s"
-    if baseline:
+    if baseline and parts.config.exchange.collective != "native":
         text += f"  sent {sent / MB:.3f} MB ({baseline / parts.grid.data.size / max(sent, 1):.1f}x less than float32)"
     text += "  " + " ".join(f"{name} {value:.0%}" for name, value in share.items())
     return text + (f"  test {result.name} {result.metric:.4f}" if result else "")
@@ -72,7 +72,8 @@ def summarize(
         "memory": config.exchange.memory,
         "sent_bytes_total": sent_bytes,
         "fp32_ring_bytes_total": baseline,
-        "ratio": baseline / sent_bytes if sent_bytes else None,
+        # What MPI's own sum sends is its affair: a ratio would compare unlike things.
+        "ratio": baseline / sent_bytes if sent_bytes and config.exchange.collective != "native" else None,
         "num_parameters": parts.params.layout.num_parameters,
         "param_sha256": sha256,
         "replicas_identical": identical,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import mpitrain
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, PeerLostError
 
 
 def expected_sum(shape, ranks, dtype=np.float32):
@@ -91,6 +91,43 @@ def test_different_arguments_are_refused_on_all_ranks(comm):
         return
     with pytest.raises(ConfigError, match="differ: rank 0 has"):
         mpitrain.Allreduce(comm, 10, codec="fp16" if comm.rank == 1 else "int8")
+
+
+def test_integers_of_numpy_and_limits(comm):
+    with mpitrain.Allreduce(comm, np.int64(3), codec="raw", seed=np.int64(5)) as allreduce:
+        array = np.ones(3, np.float32)
+        allreduce(array)
+        assert np.all(array == comm.size)
+    for options in ({"timeout_s": 0}, {"max_message_bytes": 0}, {"dtype": np.int32}):
+        with pytest.raises(ConfigError, match=next(iter(options))):
+            mpitrain.Allreduce(comm, 3, **options)
+
+
+def test_closed_and_lost(comm):
+    allreduce = mpitrain.Allreduce(comm, 3, codec="raw", timeout_s=0.3)
+    array = np.ones(3, np.float32)
+    if comm.size > 1:  # rank 0 stays away from a call: the others say so, and cannot go on as if nothing had been
+        if comm.rank:
+            with pytest.raises(PeerLostError, match=r"rank \d"):
+                allreduce(array)
+            with pytest.raises(ValueError, match="lost a peer"):
+                allreduce(array)
+        comm.Barrier()
+        allreduce._closed = True
+    allreduce.close()
+    allreduce.close()
+    with pytest.raises(ValueError, match="closed"):
+        allreduce(array)
+
+
+def test_a_sum_that_overflows_is_not_finite(comm):
+    with mpitrain.Allreduce(comm, 2, codec="raw") as allreduce:
+        array = np.full(2, 3e38, np.float32)
+        if comm.size == 1:
+            allreduce(array)
+        else:
+            with pytest.raises(FloatingPointError, match="in the sum"):
+                allreduce(array)
 
 
 def test_no_communicator_is_leaked(world):

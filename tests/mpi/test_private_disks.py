@@ -6,9 +6,12 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from mpitrain.comm.agreement import gather
 from mpitrain.comm.grid import Axis
 from mpitrain.config.load import resolve
+from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.train.run import train
 
 CONFIG = {
@@ -40,12 +43,38 @@ def test_train_save_retire_and_resume(world):
         shutil.rmtree(disk.with_name(disk.name + "-whole"), ignore_errors=True)
 
 
-def run(world, disk, *, steps, resume=False):
+def test_what_a_resumed_run_must_share_with_its_past(world):
+    """Other data, seeds or streams are refused by name, and nothing is touched; a complete run stays as it is."""
+    disk = Path(tempfile.mkdtemp(prefix=f"mpitrain-disk-{world.rank}-"))
+    try:
+        first = run(world, disk, steps=4)
+        before = contents(disk)
+        for key, value, message in (
+            ("train.seed", 1, "written with train.seed = 0, but now it is train.seed = 1"),
+            ("exchange.collective", "ring", 'written with exchange.collective = "direct"'),
+            ("data.samples", 66, "written with data.samples = 60"),
+        ):
+            with pytest.raises(CheckpointError, match=message):
+                run(world, disk, steps=6, resume=True, change=f"{key}={value}")
+        with pytest.raises(ConfigError, match="train.steps = 3, but .* is at step 4"):
+            run(world, disk, steps=3, resume=True)
+        again = run(world, disk, steps=4, resume=True)
+        assert (again["param_sha256"], again["sent_bytes_total"]) == (first["param_sha256"], first["sent_bytes_total"])
+        assert contents(disk) == before
+    finally:
+        shutil.rmtree(disk)
+
+
+def contents(disk):
+    return {path: path.read_bytes() for path in disk.rglob("*") if path.is_file()}
+
+
+def run(world, disk, *, steps, resume=False, change=None):
     tree = {**CONFIG, "train": {**CONFIG["train"], "steps": steps}, "run": {"folder": "run", "shared_fs": False}}
     disk.mkdir(exist_ok=True)
     here = Path.cwd()
     os.chdir(disk)
     try:
-        return train(resolve(tree, "test", []), world, resume=resume)
+        return train(resolve(tree, "test", [change] if change else []), world, resume=resume)
     finally:
         os.chdir(here)

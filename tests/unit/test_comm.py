@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 from mpi4py import MPI
 
-from mpitrain.comm import fault, runtime, waiting
+from mpitrain.comm import fault, hints, runtime, waiting
 from mpitrain.comm.fault import FaultHook, InjectedFaultError
 from mpitrain.comm.frame import HEADER_BYTES, MAX_MESSAGE_BYTES, ORDINARY, VERSION, Expected, Flag, Frame, Tag
-from mpitrain.comm.grid import Axis, ProcessGrid
+from mpitrain.comm.grid import Axis, ProcessGrid, duplicate
+from mpitrain.comm.hints import RANK_HINTS, SIZE_HINTS
 from mpitrain.comm.waiting import Requests, wait, wait_all
 from mpitrain.errors import ConfigError, ExitCode, LaunchError, PeerLostError, ProtocolError
 from mpitrain.partition import GridShape
@@ -339,18 +340,18 @@ def test_faults_happen_at_their_step(monkeypatch):
 @pytest.fixture
 def bare(monkeypatch):
     """Take every launcher's variable away."""
-    for name in (*runtime.HINTS, *runtime.RANK_HINTS):
+    for name in (*SIZE_HINTS, *RANK_HINTS):
         monkeypatch.delenv(name, raising=False)
     return monkeypatch
 
 
-@pytest.mark.parametrize("name", sorted(runtime.HINTS))
+@pytest.mark.parametrize("name", sorted(SIZE_HINTS))
 def test_a_launcher_of_another_mpi_is_noticed(bare, name):
     bare.setenv(name, "4")
     with pytest.raises(LaunchError) as caught:
         runtime.start()
     message = str(caught.value)
-    assert message.startswith(f"launch: {runtime.HINTS[name]} started 4 processes ({name}=4), but ")
+    assert message.startswith(f"launch: {SIZE_HINTS[name]} started 4 processes ({name}=4), but ")
     assert f"{runtime.library_name()} sees 1; " in message
     assert message.endswith(f"or unset {name}")
     assert "\n" not in message
@@ -358,7 +359,7 @@ def test_a_launcher_of_another_mpi_is_noticed(bare, name):
 
 def test_hints_that_agree_or_mean_nothing(bare):
     assert runtime.start() == MPI.COMM_WORLD
-    for name in runtime.HINTS:
+    for name in SIZE_HINTS:
         for value in ("1", "", "many", "-4"):
             bare.setenv(name, value)
             assert runtime.start().Get_size() == 1
@@ -376,13 +377,13 @@ def test_the_most_specific_hint_counts(bare):
 
 
 def test_rank_before_mpi_has_started(bare):
-    assert (runtime.hinted_rank(), runtime.is_launched()) == (0, False)
+    assert (hints.hinted_rank(), hints.is_launched()) == (0, False)
     bare.setenv("SLURM_PROCID", "3")
-    assert (runtime.hinted_rank(), runtime.is_launched()) == (3, True)
+    assert (hints.hinted_rank(), hints.is_launched()) == (3, True)
     bare.setenv("OMPI_COMM_WORLD_RANK", "2")
-    assert runtime.hinted_rank() == 2
+    assert hints.hinted_rank() == 2
     bare.setenv("OMPI_COMM_WORLD_RANK", "")
-    assert runtime.hinted_rank() == 3
+    assert hints.hinted_rank() == 3
 
 
 def test_name_of_the_library_is_one_short_line():
@@ -390,3 +391,18 @@ def test_name_of_the_library_is_one_short_line():
     assert name
     assert len(name) < 60
     assert name.isprintable()
+
+
+def test_building_on_some_ranks_only_ends():
+    """A duplicate that never comes is given up, and what MPI may still write into is kept."""
+    copy, buffer = object(), np.zeros(1, np.uint8)
+    request = MPI.COMM_SELF.Irecv(buffer, source=0, tag=77)
+
+    class Lonely:
+        def Idup(self):  # noqa: N802  (MPI's name)
+            return copy, request
+
+    with pytest.raises(PeerLostError, match="all ranks to build the same object"):
+        duplicate(Lonely(), timeout_s=0.01)
+    assert any(item is copy for item in waiting.abandoned)
+    MPI.COMM_SELF.Send(buffer, 0, tag=77)
