@@ -21,8 +21,12 @@ def refusal(collective: str, codec: str, memory: str, rounding: str = "nearest")
 
 
 def memory_of(exchange: ExchangeConfig) -> MemoryName:
-    """Resolve the memory where it is left out: error feedback, except for the codec that makes no error."""
-    return exchange.memory or ("none" if exchange.codec == "raw" else "residual")
+    """Resolve the memory where it is left out: error feedback, unless every tensor travels raw."""
+    return exchange.memory or ("residual" if _is_lossy(exchange) else "none")
+
+
+def _is_lossy(exchange: ExchangeConfig) -> bool:
+    return any(codec != "raw" for codec in (exchange.codec, *(rule.codec for rule in exchange.rule)))
 
 
 READ_BY: dict[str, dict[object, str]] = {
@@ -70,7 +74,9 @@ def check_consistency(config: Config) -> None:
         Names the keys, their values and the remedy.
     """
     exchange, model, data = config.exchange, config.model, config.data
-    reason = refusal(exchange.collective, exchange.codec, memory_of(exchange), exchange.rounding)
+    # A raw codec has nothing to remember, but the tensors of a rule may have.
+    memory = "none" if exchange.codec == "raw" and _is_lossy(exchange) else memory_of(exchange)
+    reason = refusal(exchange.collective, exchange.codec, memory, exchange.rounding)
     rules = [rule for rule in exchange.rule if rule.codec != "raw"]
     if reason is None and exchange.collective == "native" and rules:
         reason = f'exchange.rule: collective "native" carries codec "raw" only, got "{rules[0].codec}"'

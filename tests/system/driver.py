@@ -1,11 +1,13 @@
 """Call the command several times in one process: a start of MPI costs more than a refusal.
 
-Run as ``python -m tests.system.driver CASES RESULTS``, under mpirun or alone. CASES is a JSON list of argument lists
-for ``mpitrain``; every rank writes RESULTS.RANK with a list of ``{"code", "stderr"}``.
+Run as ``python -m tests.system.driver CASES RESULTS [FOLDER]``, under mpirun or alone. CASES is a JSON list of argument
+lists for ``mpitrain``; every rank writes RESULTS.RANK with a list of ``{"code", "stdout", "stderr", "digest"}``, the last
+one of what lies in FOLDER after the call.
 """
 
 import contextlib
 import io
+import hashlib
 import json
 import sys
 from pathlib import Path
@@ -13,22 +15,24 @@ from pathlib import Path
 from mpitrain.cli import train
 from mpitrain.cli.main import app
 from mpitrain.comm import runtime
+from tests.system.helpers import snapshot
 
 
-def call(arguments):
-    error = io.StringIO()
-    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(io.StringIO()):
+def call(arguments, watched):
+    output, error = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stderr(error), contextlib.redirect_stdout(output):
         try:
             app(arguments, prog_name="mpitrain")
         except SystemExit as exit_:
             code = exit_.code
-    return {"code": code or 0, "stderr": error.getvalue()}
+    digest = watched and hashlib.sha256(repr(sorted(snapshot(Path(watched)).items())).encode()).hexdigest()
+    return {"code": code or 0, "stdout": output.getvalue(), "stderr": error.getvalue(), "digest": digest}
 
 
-def main(cases, results):
+def main(cases, results, watched=None):
     world = runtime.start()
     end, train.finish, runtime.finish = runtime.finish, world.Barrier, lambda: None
-    found = [call(arguments) for arguments in json.loads(Path(cases).read_text())]
+    found = [call(arguments, watched) for arguments in json.loads(Path(cases).read_text())]
     Path(f"{results}.{world.rank}").write_text(json.dumps(found))
     world.Barrier()
     end()

@@ -81,6 +81,19 @@ def train(ranks, config, *options, fault=None, env=None):
     return execute(command, cwd=config.parent, env=environment(**variables))
 
 
+def drive(folder, cases, ranks, watched=None):
+    """Run argument lists in one start, and return for each what every rank reported; 1: without a launcher."""
+    (folder / "cases.json").write_text(json.dumps(cases))
+    launcher = mpirun(ranks) if ranks > 1 else []
+    command = [*launcher, sys.executable, "-m", "tests.system.driver", "cases.json", "results"]
+    result = execute([*command, *([watched] if watched else [])], cwd=folder)
+    assert result.returncode == 0, result.stderr
+    reports = [json.loads((folder / f"results.{rank}").read_text()) for rank in range(ranks)]
+    for path in [folder / "cases.json", *folder.glob("results.*")]:
+        path.unlink()
+    return list(zip(*reports, strict=True))
+
+
 DROP = """
 import ctypes, os, sys
 for capability in (1, 2):  # CAP_DAC_OVERRIDE and CAP_DAC_READ_SEARCH: what makes root ignore permissions
@@ -92,6 +105,28 @@ os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 def as_anyone(*arguments):
     """Return a command for Python to which permissions apply, even where the tests run as root."""
     return [sys.executable, "-c", DROP, *arguments]
+
+
+NOBODY = 65534
+TURN = f"""
+import ctypes, os, struct, sys
+READ = 1 << 2  # CAP_DAC_READ_SEARCH alone is kept, for an interpreter that lies in root's home; writing is as nobody may
+if os.geteuid() == 0:
+    libc = ctypes.CDLL(None)
+    libc.prctl(8, 1, 0, 0, 0)  # PR_SET_KEEPCAPS
+    os.setgroups([])
+    os.setresgid({NOBODY}, {NOBODY}, {NOBODY})
+    os.setresuid({NOBODY}, {NOBODY}, {NOBODY})
+    header = struct.pack("Ii", 0x20080522, 0)
+    if libc.capset(header, struct.pack("6I", READ, READ, READ, 0, 0, 0)) == 0:
+        libc.prctl(47, 2, 2, 0, 0)  # PR_CAP_AMBIENT_RAISE: also for the programs that it starts
+os.execvp(sys.argv[1], sys.argv[1:])
+"""
+
+
+def as_nobody(*command):
+    """Return a command that runs as an ordinary user, even where the tests run as root."""
+    return [sys.executable, "-c", TURN, *command]
 
 
 def messages(result):

@@ -1,14 +1,12 @@
 """Bad input: one message that says where, expected, got and the remedy; its exit code; nothing written."""
 
-import json
 import shutil
-import sys
 
 import numpy as np
 import pytest
 
 from mpitrain.errors import ExitCode
-from tests.system.helpers import as_anyone, execute, messages, mpirun, snapshot, train, write_config
+from tests.system.helpers import as_anyone, drive, execute, messages, rows, snapshot, train, write_config
 
 BROKEN_TOML = "[train\nsteps = 1\n"
 WINDOWS = ["data.kind=windows", "data.window=4", "data.y=label", "data.group=trace", "data.test_groups=[3]"]
@@ -33,6 +31,7 @@ CASES = {
     "list for a number": (sets("train.steps=[1]"), ExitCode.CONFIG, ["train.steps", "[1]"]),
     "fraction of a step": (sets("train.steps=1.5"), ExitCode.CONFIG, ["train.steps", "1.5"]),
     "zero steps": (sets("train.steps=0"), ExitCode.CONFIG, ["train.steps", "1", "got 0"]),
+    "no samples": (sets("data.samples=0"), ExitCode.CONFIG, ["data.samples", "1", "got 0"]),
     "negative batch": (sets("train.batch_size=-4"), ExitCode.CONFIG, ["train.batch_size", "got -4"]),
     "zero width": (sets("model.hidden=[8, 0]"), ExitCode.CONFIG, ["model.hidden", "0"]),
     "negative rate": (sets("optim.lr=-1e-3"), ExitCode.CONFIG, ["optim.lr", "-0.001"]),
@@ -83,19 +82,6 @@ def write_data(folder):
     np.savez(folder / "nan.npz", x=x, label=label, trace=trace)
     (folder / "noise.npz").write_bytes(b"no archive at all" * 10)
     (folder / "broken.toml").write_text(BROKEN_TOML)
-
-
-def drive(folder, cases, ranks):
-    """Run argument lists, and return for each what every rank reported."""
-    (folder / "cases.json").write_text(json.dumps(cases))
-    launcher = mpirun(ranks) if ranks > 1 else []
-    command = [*launcher, sys.executable, "-m", "tests.system.driver", "cases.json", "results"]
-    result = execute(command, cwd=folder)
-    assert result.returncode == 0, result.stderr
-    reports = [json.loads((folder / f"results.{rank}").read_text()) for rank in range(ranks)]
-    for path in [folder / "cases.json", *folder.glob("results.*")]:
-        path.unlink()
-    return list(zip(*reports, strict=True))
 
 
 def arguments(config, name, options):
@@ -159,13 +145,16 @@ def test_unknown_key_on_four_ranks(tmp_path):
     assert not run.exists()
 
 
+TWO_A_STEP = ("data.placement=shuffled", "data.samples=11", "train.batch_size=2")
+
+
 def test_more_ranks_than_samples(tmp_path):
-    """D02: both numbers, once, on 5 ranks; the same for stations."""
+    """D02: both numbers, once, on 5 ranks; the same for stations. One test sample is enough, and so are 2 in a step."""
     config, run = write_config(tmp_path)
     cases = [
         arguments(config, "", sets("data.samples=3", "data.placement=shuffled")),
         arguments(config, "", sets("data.stations=3")),
-        arguments(config, "", sets("data.test_samples=1", "train.steps=1", "data.placement=shuffled")),
+        arguments(config, "", sets("data.test_samples=1", "train.steps=12", *TWO_A_STEP)),
     ]
     few, stations, one_test = drive(tmp_path, cases, 5)
     for reports, words in ((few, ("5", "3", "samples")), (stations, ("5", "3", "station"))):
@@ -174,37 +163,44 @@ def test_more_ranks_than_samples(tmp_path):
         assert all(word in reports[0]["stderr"] for word in words), reports[0]
     assert [report["code"] for report in one_test] == [0] * 5, one_test
     assert (run / "summary.json").exists()
+    # D01: 11 samples, 2 a step: the last of an epoch is ragged, three ranks or four have nothing to do, none are lost.
+    assert [row["samples"] for row in rows(run)] == 2 * [2, 2, 2, 2, 2, 1]
+    assert [row["epoch"] for row in rows(run)] == 6 * [0] + 6 * [1]
 
 
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory):
-    """A folder with a finished run of two steps."""
-    folder = tmp_path_factory.mktemp("finished")
-    config, run = write_config(folder, steps=2)
-    return folder, config, run
+MISTAKES = {
+    ExitCode.CONFIG: [
+        [],
+        ["--resume", "--overwrite"],
+        ["--overwrite", *sets("train.steps=0")],
+        ["--resume", *sets("exchange.codec=int9")],
+        ["--resume", *sets("train.steps=1")],
+    ],
+    ExitCode.DATA: [["--overwrite", *windows("nowhere.npz")]],
+    ExitCode.CHECKPOINT: [
+        ["--resume", *sets("model.hidden=[9]")],
+        ["--resume", *sets("model.hidden=[8, 8]")],
+        ["--resume", *sets("optim.kind=sgd")],
+        ["--resume", *sets("train.seed=1")],
+    ],
+    ExitCode.DONE: [["--resume"]],
+}
 
 
-def test_a_folder_that_holds_a_run(finished):
-    """Nothing of an earlier run is touched, whatever the mistake; another model is refused by its checkpoint."""
-    folder, config, run = finished
-    (good,) = drive(folder, [arguments(config, "", [])], 1)
-    assert good[0]["code"] == 0, good
-    before = snapshot(run)
-    mistakes = {
-        ExitCode.CONFIG: [[], ["--overwrite", *sets("train.steps=0")], ["--resume", *sets("exchange.codec=int9")]],
-        ExitCode.DATA: [["--overwrite", *windows("nowhere.npz")]],
-        ExitCode.CHECKPOINT: [
-            ["--resume", *sets("model.hidden=[9]")],
-            ["--resume", *sets("model.hidden=[8, 8]")],
-            ["--resume", *sets("optim.kind=sgd")],
-        ],
-    }
-    cases = [(code, options) for code, several in mistakes.items() for options in several]
-    reports = drive(folder, [arguments(config, "", options) for _, options in cases], 1)
+def test_a_folder_that_holds_a_run(tmp_path):
+    """Nothing of an earlier run is touched, whatever the mistake; another model is refused by its checkpoint.
+
+    A complete run that is resumed has nothing left to do, and stays as it is.
+    """
+    config, run = write_config(tmp_path, steps=2)
+    cases = [(code, options) for code, several in MISTAKES.items() for options in several]
+    lines = [arguments(config, "", options) for options in ([], *(options for _, options in cases))]
+    (good,), *reports = drive(tmp_path, lines, 1, watched=run)
+    assert good["code"] == 0, good
     for (code, options), (report,) in zip(cases, reports, strict=True):
         assert report["code"] == code, (options, report)
-        assert len(report["stderr"].splitlines()) == 1, (options, report)
-        assert snapshot(run) == before, options
+        assert len(report["stderr"].splitlines()) == (code != ExitCode.DONE), (options, report)
+        assert report["digest"] == good["digest"], options
 
 
 def test_a_folder_that_cannot_be_written(tmp_path):

@@ -1,11 +1,28 @@
 """Machine code of the kernels: shared, damaged or forbidden, its folder costs time and never the run."""
 
+import os
 import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import pytest
 
 from mpitrain.kernels import jit
-from tests.system.helpers import ROOT, as_anyone, environment, execute, messages, mpirun, summary, train, write_config
+from tests.system.helpers import (
+    NOBODY,
+    ROOT,
+    as_nobody,
+    environment,
+    execute,
+    messages,
+    mpirun,
+    summary,
+    train,
+    write_config,
+)
 
-IMPORT = "import mpitrain.kernels.jit as jit; print(jit.__file__)"
+IMPORT = "import os; import mpitrain.kernels.jit as jit; print(os.geteuid(), jit.__file__)"
 
 
 def cache_files(folder):
@@ -31,22 +48,36 @@ def test_cold_and_damaged_cache(tmp_path):
     assert found[0][1] is True
 
 
-def test_a_tree_that_is_only_read(tmp_path):
-    """N03: package tree and cache folders read-only, no HOME, no NUMBA_CACHE_DIR: import and two ranks work."""
-    tree, temporary = tmp_path / "tree", tmp_path / "tmp"
+@pytest.fixture
+def open_folder():
+    """A folder of an ordinary user; pytest's own can be entered by their owner alone."""
+    folder = Path(tempfile.mkdtemp(prefix="mpitrain-test-"))
+    yield folder
+    for path in [folder, *(path for path in folder.rglob("*") if path.is_dir() and not path.is_symlink())]:
+        path.chmod(0o700)
+    shutil.rmtree(folder)
+
+
+def test_a_tree_that_is_only_read(open_folder):
+    """N03: package tree read-only, no HOME, no NUMBA_CACHE_DIR, not root: import and two ranks work."""
+    tree, temporary = open_folder / "tree", open_folder / "tmp"
     for name in ("kernels", "mpitrain"):
         shutil.copytree(ROOT / name, tree / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
     temporary.mkdir(mode=0o700)
-    config, run = write_config(tmp_path, steps=1)
+    config, run = write_config(open_folder, steps=1)
     for path in [*tree.rglob("*"), tree]:
         if not path.is_symlink():
             path.chmod(path.stat().st_mode & 0o555)
+    if os.geteuid() == 0:
+        for path in (open_folder, temporary):
+            os.chown(path, NOBODY, NOBODY)
     env = environment(PYTHONPATH=str(tree), XDG_CACHE_HOME=None, NUMBA_CACHE_DIR=None, TMPDIR=str(temporary))
-    homeless = ["env", "-u", "HOME"]  # the ranks alone: mpirun itself refuses to start without
-    where = execute([*homeless, *as_anyone("-c", IMPORT)], cwd=tmp_path, env=env)
-    assert where.stdout.startswith(str(tree)), where.stderr
-    command = [*mpirun(2), *homeless, *as_anyone("-m", "mpitrain", "train", config)]
-    result = execute(command, cwd=tmp_path, env=env)
+    homeless = ["env", "-u", "HOME", sys.executable]  # the ranks alone: mpirun itself refuses to start without
+    where = execute(as_nobody(*homeless, "-c", IMPORT), cwd=open_folder, env=env)
+    user, _, file = where.stdout.partition(" ")
+    assert user != "0"
+    assert file.startswith(str(tree)), where.stderr
+    result = execute(as_nobody(*mpirun(2), *homeless, "-m", "mpitrain", "train", config), cwd=open_folder, env=env)
     assert result.returncode == 0, result.stderr
     assert result.stdout.count("kernels kept in") == 1
     assert f"kernels kept in {temporary}" in result.stdout

@@ -9,7 +9,7 @@ import h5py
 from mpitrain.checkpoint.files import COMMIT, FORMAT
 from mpitrain.checkpoint.store import committed_steps
 from mpitrain.errors import ExitCode
-from tests.system.helpers import gone, messages, rows, snapshot, summary, train, write_config
+from tests.system.helpers import drive, gone, messages, rows, snapshot, summary, train, write_config
 
 TRANSFORMER = """
 [model]
@@ -43,6 +43,7 @@ SAME = ("step", "epoch", "loss", "accuracy", "lr", "grad_norm", "samples", "sent
 
 def assert_same_run(run, whole):
     ours, theirs = rows(run), rows(whole)
+    assert [row["step"] for row in ours] == list(range(1, 21))
     for name in SAME:
         assert [row[name] for row in ours] == [row[name] for row in theirs], name
     for name in ("param_sha256", "loss", "metric", "sent_bytes_total", "ratio"):
@@ -54,57 +55,59 @@ def test_stopped_in_order(tmp_path):
     """C08, H14: 10 + 10 steps are 20; AdamW, warm-up and cosine, dropout, stochastic int8 with residual."""
     config, run = write_config(tmp_path, steps=20, text=TRANSFORMER)
     exchange = ("--set", "exchange.memory=residual", "--set", "exchange.rounding=stochastic")
-    result = train(2, config, *exchange, "--set", f"run.folder={tmp_path / 'whole'}")
-    assert result.returncode == 0, result.stderr
     stopped = train(2, config, *exchange, fault="stop:rank=1,step=10")
     assert stopped.returncode == ExitCode.STOPPED, stopped.stderr
     assert list(committed_steps(run / "checkpoints")) == [10]
     assert not (run / "summary.json").exists()
     assert len(messages(stopped)) == 1
     assert "--resume" in messages(stopped)[0]
-    refuse_a_forgotten_memory(tmp_path, config, exchange)
-    go_on(config, exchange, run, tmp_path / "whole")
+    go_on(tmp_path, config, exchange, 2)
 
 
 def test_a_killed_rank(tmp_path):
     """M04: rank 1 dies by SIGKILL; its peers end, and --resume ends where an unbroken run does (C08: with delta)."""
-    config, run = write_config(tmp_path, steps=14, text=TRANSFORMER)
+    config, run = write_config(tmp_path, steps=20, text=TRANSFORMER)
     options = ("--set", "exchange.memory=delta", "--set", "checkpoint.every=10")
-    result = train(4, config, *options, "--set", f"run.folder={tmp_path / 'whole'}")
-    assert result.returncode == 0, result.stderr
     killed = train(4, config, *options, fault="kill:rank=1,step=12")
     assert killed.returncode != 0
     assert gone(str(config))
     assert list(committed_steps(run / "checkpoints")) == [10]
     assert not (run / "summary.json").exists()
-    go_on(config, options, run, tmp_path / "whole", ranks=4)
+    go_on(tmp_path, config, options, 4)
 
 
-def go_on(config, options, run, whole, ranks=2):
-    """Resume from step 10, to the bits of the unbroken run."""
-    resumed = train(ranks, config, *options, "--resume")
-    assert resumed.returncode == 0, resumed.stderr
-    assert "resume    from step 10" in resumed.stdout
+def go_on(tmp_path, config, options, ranks):
+    """Resume from step 10, to the bits of an unbroken run; but not where a memory is missing (C08)."""
+    run, whole, copy = tmp_path / "run", tmp_path / "whole", tmp_path / "copy"
+    shard = forget_a_memory(run, copy)
+    before = snapshot(copy)
+    cases = [
+        ["--resume", "--set", f"run.folder={copy}"],
+        ["--resume"],
+        ["--set", f"run.folder={whole}"],
+    ]
+    forgotten, resumed, unbroken = drive(tmp_path, [["train", str(config), *options, *case] for case in cases], ranks)
+    assert [report["code"] for report in forgotten] == [ExitCode.CHECKPOINT] * ranks, forgotten
+    assert [report["stderr"].count("mpitrain: ") for report in forgotten] == [1] + [0] * (ranks - 1), forgotten
+    assert "codec memories" in forgotten[0]["stderr"]
+    assert shard in forgotten[0]["stderr"]
+    assert snapshot(copy) == before
+    assert [report["code"] for report in (*resumed, *unbroken)] == [0] * 2 * ranks, (resumed, unbroken)
+    assert "resume    from step 10" in resumed[0]["stdout"]
+    assert "resume" not in unbroken[0]["stdout"]
     assert_same_run(run, whole)
 
 
-def refuse_a_forgotten_memory(tmp_path, config, exchange):
-    """C08: a shard that lacks a memory is refused with one message, and nothing is touched."""
-    run, copy = tmp_path / "run", tmp_path / "copy"
+def forget_a_memory(run, copy):
+    """Copy a run and remove a memory from a shard, as if it had never been there; returns the shard's name."""
     shutil.copytree(run, copy)
-    (shard,) = copy.glob("checkpoints/*/shard-00001.h5")
+    (shard,) = copy.glob("checkpoints/step-00000010/shard-00001.h5")
     with h5py.File(shard, "r+") as file:
         del file[f"local/{next(iter(file['local']))}"]
     record = json.loads((shard.parent / COMMIT).read_text())
     record["shards"][shard.name] = hashlib.sha256(shard.read_bytes()).hexdigest()
     (shard.parent / COMMIT).write_text(json.dumps(record))
-    before = snapshot(copy)
-    forgotten = train(2, config, *exchange, "--resume", "--set", f"run.folder={copy}")
-    assert forgotten.returncode == ExitCode.CHECKPOINT, forgotten.stderr
-    assert len(messages(forgotten)) == 1
-    assert "codec memories" in messages(forgotten)[0]
-    assert shard.name in messages(forgotten)[0]
-    assert snapshot(copy) == before
+    return shard.name
 
 
 def test_newest_step_is_the_largest_number(tmp_path):
