@@ -16,8 +16,8 @@ from mpitrain.errors import ProtocolError
 
 HEADER_BYTES = 16
 VERSION = 1
-MAX_MESSAGE_BYTES = 2**30
-"""Default size of a piece; MPI counts end at 2^31 - 1."""
+MAX_MESSAGE_BYTES = 4 * 10**6
+"""Default size of a piece. Small enough to arrive within the patience for a silent peer on a link of 1 Mbit/s."""
 
 _HEADER = struct.Struct("<BBHIII")
 

@@ -159,8 +159,9 @@ class NetworkConfig(Section, frozen=True, kw_only=True):
 
     peer_timeout_s: Positive = 60.0
     """Silence after which a peer counts as lost; longer than the longest outage to be tolerated."""
-    max_message_mb: Annotated[float, Meta(ge=1e-3, le=2047)] = 1024.0
-    """Messages above this size (10^6 bytes) are sent in pieces; MPI counts end at 2^31 bytes."""
+    max_message_mb: Annotated[float, Meta(ge=1e-3, le=2047)] = 4.0
+    """Messages above this size (10^6 bytes) are sent in pieces. A piece is what a slow link must deliver within
+    ``peer_timeout_s``."""
 
 
 class RunConfig(Section, frozen=True, kw_only=True):

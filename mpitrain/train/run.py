@@ -201,7 +201,8 @@ def _run(session: Session, begin: float) -> Row:
         if session.writes:
             session.folder.append(row)
         session.narrator.step(step, progress_line(parts, row, result))
-        due = config.checkpoint.every and step % config.checkpoint.every == 0
+        # A streak of rejected steps must not push out the steps that were saved before it.
+        due = config.checkpoint.every and step % config.checkpoint.every == 0 and not loop.counters.skipped_in_a_row
         if due or last or stop:
             session.store.save(_snapshot(session))
         if stop and not last:

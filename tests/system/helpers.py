@@ -110,7 +110,7 @@ def as_anyone(*arguments):
 NOBODY = 65534
 TURN = f"""
 import ctypes, os, struct, sys
-READ = 1 << 2  # CAP_DAC_READ_SEARCH alone is kept, for an interpreter that lies in root's home; writing is as nobody may
+READ = 1 << 2  # CAP_DAC_READ_SEARCH alone is kept, for an interpreter in root's home; nothing more can be written
 if os.geteuid() == 0:
     libc = ctypes.CDLL(None)
     libc.prctl(8, 1, 0, 0, 0)  # PR_SET_KEEPCAPS

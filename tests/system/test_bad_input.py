@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mpitrain.errors import ExitCode
-from tests.system.helpers import as_anyone, drive, execute, messages, rows, snapshot, train, write_config
+from tests.system.helpers import as_anyone, drive, execute, messages, rows, snapshot, write_config
 
 BROKEN_TOML = "[train\nsteps = 1\n"
 WINDOWS = ["data.kind=windows", "data.window=4", "data.y=label", "data.group=trace", "data.test_groups=[3]"]
@@ -59,6 +59,7 @@ CASES = {
     "too many ranks wanted": (sets("parallel.dp=7"), ExitCode.CONFIG, ["parallel", "7", "start 7 ranks"]),
     "missing config": (None, ExitCode.CONFIG, ["missing.toml", "No such file"]),
     "broken config": (None, ExitCode.CONFIG, ["broken.toml", "not TOML", "line"]),
+    "key before all sections": (None, ExitCode.CONFIG, ["'lr'", "flat.toml", "did you mean optim.lr?"]),
     "missing data": (windows("nowhere.npz"), ExitCode.DATA, ["nowhere.npz"]),
     "not an archive": (windows("noise.npz"), ExitCode.DATA, ["noise.npz"]),
     "NaN in data": (windows("nan.npz"), ExitCode.DATA, ["nan.npz", "17", "nan"]),
@@ -69,7 +70,7 @@ CASES = {
     "folder below a file": (sets("run.folder=broken.toml/run"), ExitCode.CONFIG, ["run.folder", "broken.toml/run"]),
     "nothing to resume": (["--resume"], ExitCode.CHECKPOINT, ["no complete step", "--resume"]),
 }
-CONFIGS = {"missing config": "missing.toml", "broken config": "broken.toml"}
+CONFIGS = {"missing config": "missing.toml", "broken config": "broken.toml", "key before all sections": "flat.toml"}
 
 
 def write_data(folder):
@@ -82,6 +83,7 @@ def write_data(folder):
     np.savez(folder / "nan.npz", x=x, label=label, trace=trace)
     (folder / "noise.npz").write_bytes(b"no archive at all" * 10)
     (folder / "broken.toml").write_text(BROKEN_TOML)
+    (folder / "flat.toml").write_text("lr = 1e-3\n")
 
 
 def arguments(config, name, options):
@@ -110,6 +112,7 @@ def refusals(request, tmp_path_factory):
 
 @pytest.mark.parametrize("name", CASES)
 def test_refusal(refusals, name):
+    """Also U02: printed once, by rank 0."""
     _, code, words = CASES[name]
     ranks, written = refusals[name]
     assert [report["code"] for report in ranks] == [code] * len(ranks), ranks
@@ -131,18 +134,6 @@ def test_numbers_in_any_spelling(tmp_path, text):
     config.write_text(config.read_text() + f"[optim]\nlr = {text}\n")
     assert load_config(config).config.optim.lr == 1e-3
     assert load_config(config, [f"optim.lr={text}"]).config.optim.lr == 1e-3
-
-
-def test_unknown_key_on_four_ranks(tmp_path):
-    """U02: printed once."""
-    config, run = write_config(tmp_path)
-    config.write_text("lr = 1e-3\n" + config.read_text())
-    result = train(4, config)
-    assert result.returncode == ExitCode.CONFIG
-    assert len(messages(result)) == 1
-    assert "'lr'" in messages(result)[0]
-    assert "did you mean optim.lr?" in messages(result)[0]
-    assert not run.exists()
 
 
 TWO_A_STEP = ("data.placement=shuffled", "data.samples=11", "train.batch_size=2")

@@ -42,7 +42,7 @@ def test_cold_and_damaged_cache(tmp_path):
         found.append((summary(run)["param_sha256"], summary(run)["replicas_identical"]))
         files = cache_files(cache)
         assert files
-        for number, path in enumerate(files[::4]):
+        for number, path in enumerate(files[:: len(files) // 6 + 1]):
             path.write_bytes(path.read_bytes()[: (0, 7, -20)[number % 3]])
     assert found[0] == found[1]
     assert found[0][1] is True
