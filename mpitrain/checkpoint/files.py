@@ -19,6 +19,8 @@ from mpitrain.partition import ShardSpec
 COMMIT = "commit.json"
 INDEX = "index.h5"
 FORMAT = 1
+RECORD = {"step", "ranks", "shards", "index", "owners", "fixed"}
+"""What a commit record must hold."""
 
 
 def shard_name(rank: int) -> str:

@@ -159,6 +159,10 @@ class CheckpointStore:
                 )
             folder = steps[max(steps)]
             record = cast(Meta, files.read_commit(folder))
+            if missing := sorted(files.RECORD - record.keys()):
+                raise CheckpointError(
+                    f"checkpoint: {folder / files.COMMIT} lacks {missing[0]}; resume from another step"
+                )
             if record["index"] != files.checksum(folder / files.INDEX):
                 raise CheckpointError(f"checkpoint: {folder / files.INDEX} is damaged (its checksum differs)")
             return folder.name, record, files.read_meta(folder / files.INDEX)

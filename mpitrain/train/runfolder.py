@@ -81,9 +81,11 @@ class RunFolder:
             file.write(json.dumps(row) + "\n")
 
     def summary(self) -> Row | None:
-        """Read the summary of a complete run."""
-        path = self.path / SUMMARY
-        return cast(Row, json.loads(path.read_text(encoding="utf-8"))) if path.exists() else None
+        """Read the summary of a complete run; None where there is none, or it is not whole."""
+        try:
+            return cast(Row, json.loads((self.path / SUMMARY).read_text(encoding="utf-8")))
+        except (OSError, ValueError):
+            return None
 
     def finish(self, summary: Row) -> None:
         """Write summary.json: the mark of a completed run."""

@@ -1,7 +1,7 @@
 """Call the command several times in one process: a start of MPI costs more than a refusal.
 
 Run as ``python -m tests.system.driver CASES RESULTS [FOLDER]``, under mpirun or alone. CASES is a JSON list of
-argument lists for ``mpitrain``; every rank writes RESULTS.RANK with a list of ``{"code", "stdout", "stderr",
+argument lists for ``mpitrain``. Every rank writes RESULTS.RANK with a list of ``{"code", "stdout", "stderr",
 "digest"}``, the last one of what lies in FOLDER after the call.
 """
 

@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-HANG_S = 60
+HANG_S = 120
 """A guard against hanging, not a measure of speed."""
 
 LAUNCHER_VARIABLES = ("OMPI_", "PMI_", "PMIX_", "PRTE_", "SLURM_")

@@ -36,6 +36,13 @@ def test_skipped_tests_say_why():
     assert " passed" not in result.stdout
 
 
+def test_missing_plugin():
+    """U07: without the plugin its flag is an error, and no silent skip."""
+    result = execute([*PYTEST, "-p", "no:pytest_mpi", "--with-mpi", "tests/mpi/test_readme.py"], cwd=ROOT)
+    assert result.returncode == 4, result.stdout
+    assert "unrecognized arguments: --with-mpi" in result.stderr
+
+
 def test_nothing_ran(tmp_path):
     """U07: the gate fails when the tests passed at no number of ranks, and names them."""
     ledger = tmp_path / "ledger"

@@ -118,6 +118,29 @@ def test_choices_of_a_rule():
     assert "macth" in message_of(text='[[exchange.rule]]\nmacth = "*"\nmatch = "*"\ncodec = "int8"\n')
 
 
+def bounds():
+    """Yield every numeric key with the lower bound that its type declares, and whether the bound itself is legal."""
+    for section, kind in typing.get_type_hints(schema.Config).items():
+        for key, hint in typing.get_type_hints(kind, include_extras=True).items():
+            for inner in (hint, *(h for h in typing.get_args(hint) if typing.get_origin(hint) is not tuple)):
+                for meta in getattr(inner, "__metadata__", ()):
+                    if meta.ge is not None or meta.gt is not None:
+                        yield f"{section}.{key}", meta.ge if meta.gt is None else meta.gt, meta.gt is None
+
+
+def test_every_number_below_its_bound_is_refused():
+    """Sizes and counts of zero or less above all: none reaches the arithmetic behind it."""
+    found = list(bounds())
+    assert {"train.steps", "train.batch_size", "data.window", "parallel.dp", "exchange.bucket_mb"} <= {
+        k for k, *_ in found
+    }
+    for key, bound, legal in found:
+        for value in (-1, bound - 1, *([] if legal else [bound])):
+            assert message_of(f"{key}={value}").startswith(f"--set: {key}: expected ")
+    assert "model.hidden[0]" in message_of("model.hidden=[0]")
+    assert "model.hidden[1]" in message_of("model.hidden=[8, -1]")
+
+
 # Unknown keys, case U02.
 
 

@@ -12,6 +12,7 @@ import pytest
 
 from mpitrain.kernels import delta, half, jit, quantize, reduce
 from mpitrain.kernels.rng import noise
+from tests.reference import quantizers
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = [0, 1, 2, 3, 4, 5, 127, 128, 129, 300]
@@ -113,6 +114,17 @@ def test_scales_stay_in_their_range():
         assert (codes[0] >= 125) if scales[0] else not codes.any()
 
 
+def test_the_smallest_scale_is_still_sent():
+    """A scale is rounded up to the smallest normal one; what would need a smaller one becomes zeros."""
+    smallest = np.float32(2.0**-126)
+    below = np.array([0x007F0000], np.uint32).view(np.float32)[0]
+    for step, scale, code in ((smallest, 0x0080, 127), (np.nextafter(below, smallest), 0x0080, 126), (below, 0, 0)):
+        x = np.array([127, -127], np.float32) * step
+        scales, codes = np.full(1, 7, np.uint16), np.full(2, 99, np.int8)
+        assert quantize.encode_int8(x, x.view(np.uint32), np.uint32(2**31 - 1), scales, codes) == 0
+        assert (scales[0], codes.tolist()) == (scale, [code, -code])
+
+
 UNCOMPILED = """
 import numpy as np
 from mpitrain.codecs.registry import CODECS, make_codec
@@ -158,7 +170,42 @@ def test_half_of_float64_is_rounded_once(size):
         assert np.array_equal(acc, 1 + out, equal_nan=True)
 
 
+@pytest.mark.parametrize("size", SIZES)
+def test_half_of_float32(size):
+    x = (draw(size, np.float32) * 2.0 ** np.random.default_rng(size).integers(-30, 20, size)).astype(np.float32)
+    for values in (x, np.append(x, np.array([np.nan, -np.inf, 65520, 65519.99, -0.0, 1e-45, 2.0**-25], np.float32))):
+        with np.errstate(over="ignore"):
+            expected = (values * np.float32(0.5)).astype(np.float16)
+        halves = np.empty(values.size, np.uint16)
+        assert half.encode_half(values, np.float32(0.5), halves) == np.sum(~np.isfinite(expected))
+        assert np.array_equal(halves.view(np.float16), expected, equal_nan=True)
+        assert np.array_equal(np.signbit(halves.view(np.float16)), np.signbit(expected))
+        out, acc = np.empty_like(values), np.ones_like(values)
+        half.decode_half(halves, np.float32(2), out)
+        half.decode_half_add(halves, np.float32(2), acc)
+        assert np.array_equal(out, expected.astype(np.float32) * 2, equal_nan=True)
+        assert np.array_equal(acc, 1 + out, equal_nan=True)
+
+
 # Blocks of int8.
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("size", SIZES)
+def test_int8_equals_the_twin(size, dtype):
+    unsigned = np.uint32 if dtype == np.float32 else np.uint64
+    mask = unsigned(2 ** (31 if dtype == np.float32 else 63) - 1)
+    x = draw(size, dtype)
+    scales, codes = np.full(-(-size // 128), 7, np.uint16), np.full(size, 99, np.int8)
+    assert quantize.encode_int8(x, x.view(unsigned), mask, scales, codes) == 0
+    assert b"".join([scales.tobytes(), codes.tobytes()]) == quantizers.int8_bytes(x)
+    out, acc = np.empty_like(x), np.ones_like(x)
+    expected = quantizers.int8_decode(scales, codes).astype(dtype)
+    assert quantize.decode_int8(scales, codes, out) == quantize.decode_int8_add(scales, codes, acc) == 0
+    assert np.array_equal(out, expected)
+    assert np.array_equal(acc, 1 + expected)
+    scales[:] = 0x7F80
+    assert quantize.decode_int8(scales, codes, out) == quantize.decode_int8_add(scales, codes, acc) == scales.size
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
