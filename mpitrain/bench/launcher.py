@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpitrain.errors import LaunchError
+from mpitrain.errors import BY_EXIT_CODE, LaunchError
 
 
 @dataclass(frozen=True)
@@ -45,14 +45,15 @@ class Job:
 
         Raises
         ------
-        LaunchError
-            The run failed; its last lines are in the message.
+        MpitrainError
+            The run failed; of the kind of its exit code, with its last lines.
         """
         begin = time.perf_counter()
         done = subprocess.run(self.command(), capture_output=True, text=True, check=False)
         if done.returncode:
             tail = "\n".join((done.stdout + done.stderr).splitlines()[-15:])
-            raise LaunchError(f"bench: the run in {self.folder} ended with code {done.returncode}:\n{tail}")
+            kind = BY_EXIT_CODE.get(done.returncode, LaunchError)
+            raise kind(f"bench: the run in {self.folder} ended with code {done.returncode}:\n{tail}")
         return time.perf_counter() - begin
 
     def train_loss(self) -> float:

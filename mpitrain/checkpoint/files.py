@@ -19,6 +19,9 @@ from mpitrain.partition import ShardSpec
 COMMIT = "commit.json"
 INDEX = "index.h5"
 FORMAT = 1
+_DAMAGE = (OSError, RuntimeError, KeyError, TypeError, ValueError)
+"""What h5py raises on damaged files, depending on the byte."""
+
 RECORD = {"step", "ranks", "shards", "index", "owners", "fixed"}
 """What a commit record must hold."""
 
@@ -117,14 +120,12 @@ def read_into(file: Any, name: str, out: Floats) -> None:
 
 
 def _read(file: Any, name: str) -> Floats:
-    if name not in file:
-        raise CheckpointError(
-            f"checkpoint: {file.filename} holds no {name}; resume with the configuration that wrote it"
-        )
     try:
-        return cast(Floats, file[name][()])
-    except OSError as error:
+        if name in file:
+            return cast(Floats, file[name][()])
+    except _DAMAGE as error:
         raise CheckpointError(f"checkpoint: {file.filename}: cannot read {name}: {error}") from None
+    raise CheckpointError(f"checkpoint: {file.filename} holds no {name}; resume with the configuration that wrote it")
 
 
 def write_index(path: Path, tensors: dict[str, Floats], owners: dict[str, int], meta: Meta) -> None:

@@ -181,7 +181,8 @@ def run() -> None:
         # A wrong command line: rank 0 says it for all. Anything else goes its way.
         if not hasattr(error, "format_message"):
             raise
-        if hinted_rank() == 0:
-            typer.echo(f"mpitrain: {error.format_message()}; mpitrain --help lists what there is", err=True)
+        message = error.format_message().rstrip(".")  # empty where the help was asked for by giving no command
+        if message and hinted_rank() == 0:
+            typer.echo(f"mpitrain: {message}; see --help of mpitrain and of the command", err=True)
         code = int(ExitCode.CONFIG)
     sys.exit(code if isinstance(code, int) else 0)

@@ -79,19 +79,25 @@ class Codec(ABC):
     def decode_add(self, wire: Bytes, acc: Floats) -> None:
         """Decode the payload and add it to ``acc``; raises like ``decode``."""
 
-    def check_vector(self, x: Floats) -> None:
-        """Refuse arrays that the kernels would misread.
+    def check_buffers(self, x: Floats, wire: Bytes) -> None:
+        """Refuse arrays that the kernels would misread, or write past.
 
         Raises
         ------
         TypeError
-            Wrong type, dimension or strides.
+            A vector of the wrong type, dimension or strides.
+        ValueError
+            A wire that may be too short.
         """
         if x.dtype != self.dtype or x.ndim != 1 or not x.flags.c_contiguous:
             layout = "contiguous" if x.flags.c_contiguous else "strided"
             raise TypeError(
                 f"codec {self.wire_id}: expected a contiguous vector of {self.dtype}, "
                 f"got {layout} {x.dtype} of shape {x.shape}"
+            )
+        if wire.size < self.max_nbytes(x.size):
+            raise ValueError(
+                f"codec {self.wire_id}: expected a wire of {self.max_nbytes(x.size)} bytes or more, got {wire.size}"
             )
 
     def check_size(self, wire: Bytes, expected: int, size: int) -> None:

@@ -40,7 +40,7 @@ class Half(Codec):
 
     def encode(self, x: Floats, wire: Bytes, key: int = 0, first: int = 0) -> tuple[int, int]:
         """Round to halves; where that overflows, again with a common exponent."""
-        self.check_vector(x)
+        self.check_buffers(x, wire)
         round_to_half = encode_half if self.dtype == np.float32 else encode_half_wide
         halves = wire[: 2 * x.size].view(np.uint16)
         if not round_to_half(x, self.dtype.type(1), halves):

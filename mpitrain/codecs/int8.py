@@ -47,7 +47,7 @@ class Int8(Codec):
 
     def encode(self, x: Floats, wire: Bytes, key: int = 0, first: int = 0) -> tuple[int, int]:
         """Quantize block by block."""
-        self.check_vector(x)
+        self.check_buffers(x, wire)
         scales, codes = self._parts(wire, x.size)
         mask = _SIGN_MASK[self.dtype]
         bits = x.view(mask.dtype)

@@ -27,7 +27,7 @@ from mpitrain.codecs.base import Codec
 from mpitrain.errors import CodecError
 from mpitrain.kernels import delta as kernels
 from mpitrain.kernels.delta import BLOCK, LEVELS
-from mpitrain.kernels.reduce import add
+from mpitrain.kernels.reduce import add, count_not_finite
 
 
 class DoubleBuffer:
@@ -154,7 +154,8 @@ class ResidualSender(NoMemory):
         """Encode ``x`` plus what the last message lost, and keep what this one loses."""
         corrected = self.residual.next
         decoded = self._decoded if decoded is None else decoded
-        np.add(x, self.residual.current, out=corrected)
+        with np.errstate(over="ignore"):  # counted as not finite by the codec
+            np.add(x, self.residual.current, out=corrected)
         nbytes, nonfinite = super().encode(corrected, wire, decoded, key=key, first=first)
         if not nonfinite:
             np.subtract(corrected, decoded, out=corrected)
@@ -206,10 +207,11 @@ class Delta(Memory):
             return nbytes, nonfinite
         end = nbytes + self._factor_nbytes
         kernels.pack_factors(factors, wire[nbytes:end])
-        self._advance(wire[:nbytes])
-        if decoded is not None:
+        # A prediction beside the largest float may overflow what the codec alone does not; it must not be remembered.
+        nonfinite = count_not_finite(self._advance(wire[:nbytes]))
+        if decoded is not None and not nonfinite:
             decoded[:] = self.reference.next
-        return end, 0
+        return end, nonfinite
 
     def decode(self, wire: Bytes, out: Floats) -> None:
         """Decode the difference and add the prediction."""

@@ -19,7 +19,7 @@ class Raw(Codec):
 
     def encode(self, x: Floats, wire: Bytes, key: int = 0, first: int = 0) -> tuple[int, int]:
         """Copy the values."""
-        self.check_vector(x)
+        self.check_buffers(x, wire)
         nbytes = self.max_nbytes(x.size)
         return nbytes, copy_count_not_finite(x, wire[:nbytes].view(self.dtype))
 

@@ -119,14 +119,13 @@ def first_on_node(axis: Axis, action: Callable[[], None], *, timeout_s: float = 
     (numba issue 10128).
     """
     node = axis.comm.Split_type(MPI.COMM_TYPE_SHARED)
-    try:
-        if node.Get_rank() == 0:
-            action()
-        wait_all([node.Ibarrier()], "the first rank of this host to compile", timeout_s=timeout_s)
-        if node.Get_rank() != 0:
-            action()
-    finally:
-        node.Free()
+    if node.Get_rank() == 0:
+        action()
+    wait_all([node.Ibarrier()], "the first rank of this host to compile", timeout_s=timeout_s)
+    if node.Get_rank() != 0:
+        action()
+    # Freeing is collective, so not after an error on this rank alone.
+    node.Free()
 
 
 def sum_arrays(axis: Axis, values: npt.NDArray[np.float64]) -> None:

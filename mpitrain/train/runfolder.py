@@ -76,9 +76,12 @@ class RunFolder:
         metrics.write_text("".join(line for line in lines if _step_of(line) <= last_step))
 
     def append(self, row: Row) -> None:
-        """Add a row to metrics.jsonl."""
-        with (self.path / METRICS).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row) + "\n")
+        """Add a row to metrics.jsonl; raises ConfigError where the disk is full."""
+        try:
+            with (self.path / METRICS).open("a", encoding="utf-8") as file:
+                file.write(json.dumps(row) + "\n")
+        except OSError as error:
+            raise ConfigError(f"run.folder: cannot write {self.path / METRICS}: {error.strerror}") from None
 
     def summary(self) -> Row | None:
         """Read the summary of a complete run; None where there is none, or it is not whole."""

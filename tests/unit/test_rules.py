@@ -1,5 +1,8 @@
+import numpy as np
 import pytest
 
+from mpitrain.codecs.memory import Delta
+from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.config.load import resolve
 from mpitrain.config.schema import ExchangeConfig, RuleConfig
 from mpitrain.errors import ConfigError
@@ -25,3 +28,23 @@ def test_a_rule_may_need_the_memory_that_a_raw_codec_does_not():
 def test_resume_and_overwrite_contradict_each_other(tmp_path):
     with pytest.raises(ConfigError, match="give one of them"):
         RunFolder(tmp_path).check_free(resume=True, overwrite=True)
+
+
+def test_a_wire_that_is_too_short_is_refused():
+    for name in CODECS:
+        codec, x = make_codec(name), np.ones(300, np.float32)
+        with pytest.raises(ValueError, match="or more, got"):
+            codec.encode(x, np.zeros(codec.max_nbytes(300) - 1, np.uint8))
+
+
+@pytest.mark.parametrize("name", ["int8", "fp16"])
+def test_delta_forgets_what_overflows(name):
+    """Beside the largest float32 a prediction may overflow; the step is rejected, and the next ones are not."""
+    memory, largest = Delta(make_codec(name), 4), np.finfo(np.float32).max
+    wire, rejected = np.zeros(memory.max_nbytes, np.uint8), []
+    for value in (3e38, largest, 1, 1):
+        bad = memory.encode(np.full(4, value, np.float32), wire, None, key=0, first=0)[1]
+        rejected.append(bad > 0)
+        (memory.rollback if bad else memory.commit)()
+        assert np.isfinite(memory.reference.current).all()
+    assert rejected[2:] == [False, False]
