@@ -53,6 +53,10 @@ class CheckpointError(MpitrainError):
     exit_code = ExitCode.CHECKPOINT
 
 
+class DamageError(CheckpointError):
+    """A file of a checkpoint that is missing, or not what was written."""
+
+
 class LaunchError(MpitrainError):
     """MPI is missing, mismatched, or was started in a way that cannot work."""
 

@@ -1,4 +1,4 @@
-"""The files of one step: shards, index and commit record, each written under a temporary name and then renamed."""
+"""The files of one step: shards and index, each written under a temporary name and then renamed."""
 
 import contextlib
 import hashlib
@@ -13,22 +13,25 @@ import numpy as np
 
 from mpitrain.arrays import Floats
 from mpitrain.checkpoint.snapshot import Meta
-from mpitrain.errors import CheckpointError
+from mpitrain.errors import CheckpointError, DamageError
 from mpitrain.partition import ShardSpec
 
-COMMIT = "commit.json"
 INDEX = "index.h5"
-FORMAT = 1
-_DAMAGE = (OSError, RuntimeError, KeyError, TypeError, ValueError)
+DAMAGE = (OSError, RuntimeError, KeyError, TypeError, ValueError)
 """What h5py raises on damaged files, depending on the byte."""
 
-RECORD = {"step", "ranks", "shards", "index", "owners", "fixed"}
-"""What a commit record must hold."""
+MARKS = ("global_shape", "start", "stop")
+"""Attributes of a tensor's dataset: its place in the whole."""
 
 
 def shard_name(rank: int) -> str:
     """Name the file of a rank."""
     return f"shard-{rank:05d}.h5"
+
+
+def temporary_of(path: Path) -> Path:
+    """Name the file that becomes ``path`` once it is whole."""
+    return path.with_name(f".{path.name}.tmp")
 
 
 def write_durably(path: Path, write: Callable[[Path], None]) -> None:
@@ -39,16 +42,18 @@ def write_durably(path: Path, write: Callable[[Path], None]) -> None:
     CheckpointError
         The folder cannot be written, or the disk is full; what stood at ``path`` is still there.
     """
-    temporary = path.with_name(f".{path.name}.tmp")
+    temporary = temporary_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write(temporary)
         _force(temporary)
         os.replace(temporary, path)
         _force(path.parent)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             temporary.unlink()
+        if not isinstance(error, OSError):
+            raise
         raise CheckpointError(f"checkpoint: cannot write {path}: {error.strerror or error}") from None
 
 
@@ -76,7 +81,7 @@ def write_shard(path: Path, tensors: dict[str, Floats], local: dict[str, Floats]
         for name, values in tensors.items():
             dataset = file.create_dataset(f"tensors/{name}", data=values)
             spec = ShardSpec.whole(values.shape)
-            for key in ("global_shape", "start", "stop"):
+            for key in MARKS:
                 dataset.attrs[key] = np.array(getattr(spec, key), np.int64)
         for name, values in local.items():
             file.create_dataset(f"local/{name}", data=values)
@@ -101,11 +106,15 @@ def verify_shard(path: Path, tensors: dict[str, Floats], local: dict[str, Floats
 
 
 def open_shard(path: Path) -> Any:
-    """Open a shard for reading; raises CheckpointError."""
+    """Open a shard for reading; raises DamageError.
+
+    Without a lock: files never change once they have their name, some network disks know no locks, and a reader that
+    holds one must not stop a training.
+    """
     try:
-        return h5py.File(path, "r")
+        return h5py.File(path, "r", locking=False)
     except OSError as error:
-        raise CheckpointError(f"checkpoint: cannot read {path}: {error}") from None
+        raise DamageError(f"checkpoint: cannot read {path}: {error}") from None
 
 
 def read_into(file: Any, name: str, out: Floats) -> None:
@@ -123,53 +132,69 @@ def _read(file: Any, name: str) -> Floats:
     try:
         if name in file:
             return cast(Floats, file[name][()])
-    except _DAMAGE as error:
-        raise CheckpointError(f"checkpoint: {file.filename}: cannot read {name}: {error}") from None
+    except DAMAGE as error:
+        raise DamageError(f"checkpoint: {file.filename}: cannot read {name}: {error}") from None
     raise CheckpointError(f"checkpoint: {file.filename} holds no {name}; resume with the configuration that wrote it")
 
 
 def write_index(path: Path, tensors: dict[str, Floats], owners: dict[str, int], meta: Meta) -> None:
-    """Write a file in which any HDF5 viewer sees whole tensors: virtual datasets over the shards."""
+    """Write a file in which any HDF5 viewer sees whole tensors, virtual datasets over the shards, and the facts."""
 
     def fill(file: Any) -> None:
         for name, values in tensors.items():
             layout = h5py.VirtualLayout(values.shape, values.dtype)
             layout[...] = h5py.VirtualSource(shard_name(owners[name]), f"tensors/{name}", shape=values.shape)
-            file.create_virtual_dataset(name, layout)
-        file.create_dataset("meta", data=np.frombuffer(json.dumps(meta).encode(), np.uint8))
+            file.create_virtual_dataset(f"tensors/{name}", layout)
+        file.create_dataset("meta", data=json.dumps(meta), dtype=h5py.string_dtype("utf-8"))
 
     write_durably(path, lambda temporary: _write_hdf5(temporary, fill))
 
 
 def read_meta(path: Path) -> Meta:
-    """Read the small facts of an index; raises CheckpointError."""
+    """Read the small facts of an index; raises DamageError."""
     with open_shard(path) as file:
-        text = _read(file, "meta").tobytes()
+        text: object = _read(file, "meta")
     try:
-        return cast(Meta, json.loads(text))
-    except ValueError as error:
-        raise CheckpointError(f"checkpoint: {path}: damaged facts ({error}); resume from an older step") from None
+        meta = json.loads(text) if isinstance(text, bytes) else None
+    except (ValueError, RecursionError) as error:
+        raise DamageError(f"checkpoint: {path}: damaged facts ({error})") from None
+    if not isinstance(meta, dict):
+        raise DamageError(f"checkpoint: {path}: damaged facts (a JSON object is expected)")
+    return cast(Meta, meta)
 
 
 def checksum(path: Path) -> str:
-    """Return the SHA-256 of a file; raises CheckpointError where it cannot be read."""
+    """Return the SHA-256 of a file; raises DamageError where it cannot be read."""
     try:
         with path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
+    except FileNotFoundError:
+        raise DamageError(f"checkpoint: {path} is missing") from None
     except OSError as error:
-        raise CheckpointError(f"checkpoint: cannot read {path}: {error.strerror}") from None
+        raise DamageError(f"checkpoint: cannot read {path}: {error.strerror}") from None
 
 
-def write_commit(folder: Path, record: Meta) -> None:
-    """Make the step exist."""
-    text = json.dumps({"format": FORMAT, **record}, indent=1)
-    write_durably(folder / COMMIT, lambda temporary: cast(None, temporary.write_text(text + "\n")))
+def check_digest(path: Path, digest: str) -> None:
+    """Compare a file with the checksum that its commit record names; raises DamageError."""
+    if checksum(path) != digest:
+        raise DamageError(f"checkpoint: {path} is damaged (its checksum differs from the commit record)")
 
 
-def read_commit(folder: Path) -> Meta | None:
-    """Read a commit record; None where there is none or it is not whole."""
-    try:
-        record = json.loads((folder / COMMIT).read_text())
-    except (OSError, ValueError):
-        return None
-    return record if isinstance(record, dict) and record.get("format") == FORMAT else None
+def flip_data_byte(path: Path) -> None:
+    """Change a byte of an array in a shard, for tests; cut a shard that holds none."""
+    with open_shard(path) as file:
+        offsets: list[int] = []
+        file.visititems(lambda _, item: offsets.append(_data_offset(item)))
+    data = [offset for offset in offsets if offset]
+    if not data:
+        os.truncate(path, path.stat().st_size // 2)
+        return
+    with path.open("r+b") as raw:
+        raw.seek(data[0])
+        byte = raw.read(1)[0]
+        raw.seek(data[0])
+        raw.write(bytes([byte ^ 1]))
+
+
+def _data_offset(item: Any) -> int:
+    return (item.id.get_offset() or 0) if isinstance(item, h5py.Dataset) and item.size else 0

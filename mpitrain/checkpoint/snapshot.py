@@ -1,8 +1,10 @@
 """What a checkpoint holds, independent of files."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from mpitrain.arrays import Floats
+from mpitrain.errors import CheckpointError
 
 Meta = dict[str, object]
 """Small facts that JSON can carry."""
@@ -43,3 +45,24 @@ def assign_owners(tensors: dict[str, Floats], ranks: int) -> dict[str, int]:
         owners[name] = owner
         load[owner] += tensors[name].nbytes
     return owners
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names that HDF5 cannot tell apart: it reads them as paths of groups.
+
+    Raises
+    ------
+    CheckpointError
+        A name with an empty part, or one that is also the group of another.
+    """
+    known = set(names)
+    for name in sorted(known):
+        parts = name.split("/")
+        if any(part in ("", ".") for part in parts):
+            raise CheckpointError(
+                f"checkpoint: {name!r} cannot be the name of an array; no part of it may be '' or '.'"
+            )
+        for count in range(1, len(parts)):
+            group = "/".join(parts[:count])
+            if group in known:
+                raise CheckpointError(f"checkpoint: arrays {group!r} and {name!r} cannot both be kept; rename one")

@@ -5,37 +5,27 @@ kill at any moment leaves the previous step as it was. An older step goes only a
 """
 
 import errno
-import re
+import os
+import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
 from mpitrain.arrays import Floats
 from mpitrain.checkpoint import files
-from mpitrain.checkpoint.snapshot import Meta, Snapshot, assign_owners
-from mpitrain.comm.agreement import agree, broadcast, gather
+from mpitrain.checkpoint.loading import Loader
+from mpitrain.checkpoint.record import COMMIT, Commit, write_commit
+from mpitrain.checkpoint.snapshot import Meta, Snapshot, assign_owners, check_names
+from mpitrain.checkpoint.steps import aside_folder, asides, committed_steps, marked_steps, step_folder, step_folders
+from mpitrain.comm.agreement import agree, gather
 from mpitrain.comm.fault import FaultHook, kill_self
-from mpitrain.comm.frame import MAX_MESSAGE_BYTES
 from mpitrain.comm.grid import Axis
 from mpitrain.errors import CheckpointError
 
-_STEP_NAME = re.compile(r"step-(\d+)")
 
-
-def step_folder(root: Path, step: int) -> Path:
-    """Name the folder of a step."""
-    return root / f"step-{step:08d}"
-
-
-def step_folders(root: Path) -> dict[int, Path]:
-    """List the folders of steps by number, complete or not; other names do not count."""
-    found = [(_STEP_NAME.fullmatch(path.name), path) for path in root.glob("step-*")] if root.is_dir() else []
-    return dict(sorted((int(match[1]), path) for match, path in found if match))
-
-
-def committed_steps(root: Path) -> dict[int, Path]:
-    """List the steps that exist, the oldest first, with their folders."""
-    return {step: path for step, path in step_folders(root).items() if files.read_commit(path)}
+def _tell(text: str) -> None:
+    print(f"mpitrain: {text}", file=sys.stderr, flush=True)
 
 
 @dataclass(frozen=True)
@@ -65,28 +55,37 @@ class CheckpointStore:
     def save(self, snapshot: Snapshot) -> None:
         """Write a step. Collective over the axis.
 
+        A complete step of this number or a later one, left there by a run that went on from an older step, is set
+        aside first: it is never overwritten.
+
         Raises
         ------
         CheckpointError
             On all ranks, if any could not write or read back; the older steps are still there.
         """
+        self.set_aside_after(snapshot.step - 1)
         folder = step_folder(self.root, snapshot.step)
         owners = assign_owners(snapshot.tensors, self.axis.size)
         mine = {name: values for name, values in snapshot.tensors.items() if owners[name] == self.axis.rank}
         digest = agree(self.axis, lambda: self._write(folder, mine, snapshot), timeout_s=self.timeout_s)
         digests = gather(self.axis, digest, timeout_s=self.timeout_s)
         agree(self.axis, lambda: self._commit(folder, snapshot, owners, digests), timeout_s=self.timeout_s)
-        replaced = gather(self.axis, self._replaced(snapshot.step), timeout_s=self.timeout_s)[0]
-        agree(self.axis, lambda: self._remove(cast(list[str], replaced)), timeout_s=self.timeout_s)
+        replaced = cast(list[str], gather(self.axis, self._replaced(snapshot.step), timeout_s=self.timeout_s)[0])
+        if replaced:
+            # The records first, so that a kill leaves no step that counts and lacks shards.
+            agree(self.axis, lambda: self._uncommit(replaced), timeout_s=self.timeout_s)
+            agree(self.axis, lambda: self._remove(replaced), timeout_s=self.timeout_s)
 
     def _write(self, folder: Path, mine: dict[str, Floats], snapshot: Snapshot) -> str:
+        check_names(snapshot.tensors)
+        check_names(snapshot.local)
         path = folder / files.shard_name(self.axis.rank)
         self.faults.slow_save(snapshot.step)
         files.write_shard(path, mine, snapshot.local)
         if self.faults.find("kill_save", snapshot.step):
             kill_self()
         if self.faults.find("corrupt_save", snapshot.step):
-            _flip_last_byte(path)
+            files.flip_data_byte(path)
         files.verify_shard(path, mine, snapshot.local)
         return files.checksum(path)
 
@@ -94,15 +93,15 @@ class CheckpointStore:
         if self.axis.rank:
             return
         files.write_index(folder / files.INDEX, snapshot.tensors, owners, snapshot.meta)
-        record: Meta = {
-            "step": snapshot.step,
-            "ranks": self.axis.size,
-            "shards": {files.shard_name(rank): digest for rank, digest in enumerate(digests)},
-            "index": files.checksum(folder / files.INDEX),
-            "owners": owners,
-            "fixed": snapshot.fixed,
-        }
-        files.write_commit(folder, record)
+        record = Commit(
+            step=snapshot.step,
+            ranks=self.axis.size,
+            shards={files.shard_name(rank): cast(str, digest) for rank, digest in enumerate(digests)},
+            index=files.checksum(folder / files.INDEX),
+            owners=owners,
+            fixed=snapshot.fixed,
+        )
+        write_commit(folder, record)
 
     def _replaced(self, newest: int) -> list[str]:
         """List the folders that ``newest`` replaces: steps beyond ``keep``, and what an earlier kill left half-written.
@@ -112,13 +111,86 @@ class CheckpointStore:
         stay = list(committed_steps(self.root))[-self.keep :]
         return [folder.name for step, folder in step_folders(self.root).items() if step <= newest and step not in stay]
 
+    def _uncommit(self, names: list[str]) -> None:
+        for name in names if self.axis.rank == 0 else []:
+            _unlink(self.root / name / COMMIT)
+
     def _remove(self, names: list[str]) -> None:
         """Remove folders of steps: every rank its own shard, so that it works on private disks too."""
         for name in names:
             _remove(self.root / name, self.axis.rank)
 
-    def load(self, snapshot: Snapshot) -> Meta:
-        """Fill the arrays of ``snapshot`` from the newest step, and set its ``step``. Collective over the axis.
+    def set_aside_after(self, step: int) -> list[str]:
+        """Move the complete steps after ``step`` into a folder ``aside-N``, on every disk. Collective over the axis.
+
+        For a run that goes on from an older step: what it leaves behind is neither deleted nor overwritten.
+
+        Returns
+        -------
+        list of str
+            Where they are now, below ``root``: ``aside-1/step-00000200``.
+
+        Raises
+        ------
+        CheckpointError
+            On all ranks, if a folder cannot be moved.
+        """
+        mine = [path.name for number, path in marked_steps(self.root).items() if number > step]
+        found = gather(self.axis, [mine, max(asides(self.root), default=0)], timeout_s=self.timeout_s)
+        views = cast(list[tuple[list[str], int]], found)
+        names, number = views[0][0], 1 + max(last for _, last in views)
+        if names:
+            target = aside_folder(self.root, number)
+            agree(self.axis, lambda: self._move(names, target), timeout_s=self.timeout_s)
+        return [f"{aside_folder(self.root, number).name}/{name}" for name in names]
+
+    def _move(self, names: list[str], target: Path) -> None:
+        """Move folders of steps; of the ranks that share a disk the first one does it."""
+        for name in names:
+            try:
+                if (self.root / name).exists():
+                    target.mkdir(exist_ok=True)
+                    os.rename(self.root / name, target / name)
+            except FileNotFoundError:
+                pass
+            except OSError as error:
+                raise CheckpointError(
+                    f"checkpoint: cannot move {self.root / name} to {target}: {error.strerror}"
+                ) from None
+
+    def newest(self) -> int | None:
+        """Return the newest step that was completed, None where there is none. Collective over the axis.
+
+        Its files may have been damaged since; ``load`` finds out.
+
+        Raises
+        ------
+        CheckpointError
+            On all ranks, if one of them knows a step that rank 0 does not: private disks in another order.
+        """
+        return max(self._loader.steps(), default=None)
+
+    def load(
+        self,
+        snapshot: Snapshot,
+        *,
+        step: int | None = None,
+        fallback: bool = False,
+        warn: Callable[[str], None] = _tell,
+    ) -> Meta:
+        """Fill the arrays of ``snapshot`` from one step, the same on all ranks. Collective over the axis.
+
+        Parameters
+        ----------
+        snapshot : Snapshot
+            Its ``fixed`` settings must be those of the step. Its arrays are written to, its ``step`` and ``meta`` set;
+            after an error the arrays hold anything.
+        step : int, optional
+            This step and no other; the newest where left out.
+        fallback : bool
+            Where the newest step is damaged on any rank, take the newest one that is sound on all; not with ``step``.
+        warn : callable
+            Told on rank 0, once for every file that made a step unusable.
 
         Returns
         -------
@@ -128,101 +200,48 @@ class CheckpointStore:
         Raises
         ------
         CheckpointError
-            On all ranks: nothing to resume from, another number of ranks, a damaged shard, or another model.
+            On all ranks: nothing to load, no such step, damaged files with no sound step to fall back to; another
+            number of ranks, other settings, or another model, for which there is no fallback.
         """
-        name, record, meta = self._choose()
-        folder = self.root / name
-        owners = cast(dict[str, int], record["owners"])
-        agree(self.axis, lambda: self._read(folder, record, owners, snapshot), timeout_s=self.timeout_s)
-        for name, owner in sorted(owners.items()):
-            broadcast(
-                self.axis,
-                snapshot.tensors[name],
-                root=owner,
-                timeout_s=self.timeout_s,
-                piece_bytes=MAX_MESSAGE_BYTES,
-            )
-        snapshot.step = cast(int, record["step"])
-        snapshot.meta = meta
-        return meta
+        return self._loader.load(snapshot, step=step, fallback=fallback, warn=warn)
 
-    def _choose(self) -> tuple[str, Meta, Meta]:
-        """Let rank 0 pick the newest step, and tell everyone its folder, commit record and small facts."""
+    def load_tensors(self, tensors: dict[str, Floats], *, step: int | None = None) -> Meta:
+        """Fill whole tensors by name from a step of any number of ranks. Collective over the axis.
 
-        def pick() -> tuple[str, Meta, Meta] | None:
-            if self.axis.rank:
-                return None
-            steps = committed_steps(self.root)
-            if not steps:
-                raise CheckpointError(
-                    f"checkpoint: no complete step in {self.root}; start without --resume, or set run.folder"
-                )
-            folder = steps[max(steps)]
-            record = cast(Meta, files.read_commit(folder))
-            if missing := sorted(files.RECORD - record.keys()):
-                raise CheckpointError(
-                    f"checkpoint: {folder / files.COMMIT} lacks {missing[0]}; resume from another step"
-                )
-            if record["index"] != files.checksum(folder / files.INDEX):
-                raise CheckpointError(f"checkpoint: {folder / files.INDEX} is damaged (its checksum differs)")
-            return folder.name, record, files.read_meta(folder / files.INDEX)
+        Every rank reads the shards that it needs, and only if their checksums hold; so all shards must lie on its disk.
 
-        chosen = gather(self.axis, agree(self.axis, pick, timeout_s=self.timeout_s), timeout_s=self.timeout_s)
-        name, record, meta = cast(tuple[str, Meta, Meta], chosen[0])
-        return name, record, meta
+        Parameters
+        ----------
+        tensors : dict
+            Names as in `Snapshot.tensors`, any part of them; arrays of the saved shapes and types, written to.
+        step : int, optional
+            This step and no other; the newest where left out.
 
-    def _read(self, folder: Path, record: Meta, owners: dict[str, int], snapshot: Snapshot) -> None:
-        if record["ranks"] != self.axis.size:
-            raise CheckpointError(
-                f"checkpoint: {folder} was written by {record['ranks']} ranks, but {self.axis.size} run; "
-                f"start {record['ranks']} ranks"
-            )
-        _check_fixed(folder, cast(list[str], record["fixed"]), snapshot.fixed)
-        _check_names(folder, owners, snapshot)
-        path = folder / files.shard_name(self.axis.rank)
-        if files.checksum(path) != cast(dict[str, str], record["shards"])[path.name]:
-            raise CheckpointError(f"checkpoint: {path} is damaged (its checksum differs from the commit record)")
-        with files.open_shard(path) as file:
-            saved = set(file.get("local", {}))
-            if saved != set(snapshot.local):
-                raise CheckpointError(
-                    f"checkpoint: {path} holds {len(saved)} codec memories, but this configuration has "
-                    f"{len(snapshot.local)}; resume with the exchange section that wrote it"
-                )
-            for name, out in snapshot.local.items():
-                files.read_into(file, f"local/{name}", out)
-            for name, owner in owners.items():
-                if owner == self.axis.rank:
-                    files.read_into(file, f"tensors/{name}", snapshot.tensors[name])
+        Returns
+        -------
+        dict
+            The small facts that were saved with it, and its ``step`` and ``ranks``.
 
+        Raises
+        ------
+        CheckpointError
+            On all ranks: no such step, a damaged or absent shard, or another model.
+        """
+        return self._loader.load_tensors(tensors, step=step)
 
-def _check_fixed(folder: Path, saved: list[str], now: list[str]) -> None:
-    differ = [(a, b) for a, b in zip(saved, now, strict=False) if a != b]
-    if differ or len(saved) != len(now):
-        was, here = differ[0] if differ else (f"{len(saved)} settings", f"{len(now)}")
-        raise CheckpointError(
-            f"checkpoint: {folder} was written with {was}, but now it is {here}; resume with the configuration that "
-            "wrote it"
-        )
-
-
-def _check_names(folder: Path, owners: dict[str, int], snapshot: Snapshot) -> None:
-    unknown, missing = sorted(set(owners) - set(snapshot.tensors)), sorted(set(snapshot.tensors) - set(owners))
-    if unknown or missing:
-        shown = f"it holds {unknown[0]}" if unknown else f"it lacks {missing[0]}"
-        raise CheckpointError(
-            f"checkpoint: {folder} is of another model: {shown} ({len(unknown)} unknown, {len(missing)} missing); "
-            "resume with the configuration that wrote it"
-        )
+    @property
+    def _loader(self) -> Loader:
+        return Loader(self.root, self.axis, self.timeout_s)
 
 
 def _remove(folder: Path, rank: int) -> None:
-    names = [files.shard_name(rank), f".{files.shard_name(rank)}.tmp"]
+    names = [files.shard_name(rank)]
     if rank == 0:
-        names = [files.COMMIT, files.INDEX, *names]
+        names = [COMMIT, files.INDEX, *names]
+    for path in (folder / name for name in names):
+        _unlink(path)
+        _unlink(files.temporary_of(path))
     try:
-        for name in names:
-            (folder / name).unlink(missing_ok=True)
         if not any(folder.iterdir()):
             folder.rmdir()
     except FileNotFoundError:
@@ -232,9 +251,8 @@ def _remove(folder: Path, rank: int) -> None:
             raise CheckpointError(f"checkpoint: cannot remove {folder}: {error.strerror}") from None
 
 
-def _flip_last_byte(path: Path) -> None:
-    with path.open("r+b") as file:
-        file.seek(-1, 2)
-        last = file.read(1)[0]
-        file.seek(-1, 2)
-        file.write(bytes([last ^ 1]))
+def _unlink(path: Path) -> None:
+    try:
+        path.unlink(missing_ok=True)
+    except OSError as error:
+        raise CheckpointError(f"checkpoint: cannot remove {path}: {error.strerror}") from None

@@ -6,7 +6,7 @@ import shutil
 
 import h5py
 
-from mpitrain.checkpoint.files import COMMIT, FORMAT
+from mpitrain.checkpoint.record import COMMIT
 from mpitrain.checkpoint.store import committed_steps
 from mpitrain.errors import ExitCode
 from tests.system.helpers import drive, gone, messages, rows, snapshot, summary, train, write_config
@@ -108,19 +108,3 @@ def forget_a_memory(run, copy):
     record["shards"][shard.name] = hashlib.sha256(shard.read_bytes()).hexdigest()
     (shard.parent / COMMIT).write_text(json.dumps(record))
     return shard.name
-
-
-def test_newest_step_is_the_largest_number(tmp_path):
-    """H04: 10000 is newer than 900; whatever else lies in the folder does not count."""
-    for name in ("step-00000900", "step-00001000", "step-00010000", "handpicked", "step-2000.tmp", "step-900x"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / COMMIT).write_text(json.dumps({"format": FORMAT, "step": 1}))
-    (tmp_path / "step-99999").write_text("a file")
-    (tmp_path / "step-00020000").mkdir()
-    (tmp_path / "step-00030000").mkdir()
-    (tmp_path / "step-00030000" / COMMIT).write_text('{"format": ')
-    assert list(committed_steps(tmp_path)) == [900, 1000, 10000]
-    (tmp_path / "step-77777").mkdir()  # not the name under which a step is looked for
-    (tmp_path / "step-77777" / COMMIT).write_text(json.dumps({"format": FORMAT, "step": 77777}))
-    assert all(folder.is_dir() for folder in committed_steps(tmp_path).values())
-    assert list(committed_steps(tmp_path / "nowhere")) == []

@@ -1,56 +1,113 @@
 """Files of a checkpoint: what exists, what is chosen, what is refused; no ranks are needed for it."""
 
+import fcntl
 import json
 import os
-import stat
 
 import h5py
 import numpy as np
 import pytest
 
 from mpitrain.checkpoint import files
-from mpitrain.checkpoint.snapshot import assign_owners
-from mpitrain.checkpoint.store import committed_steps, step_folder
-from mpitrain.errors import CheckpointError
+from mpitrain.checkpoint.record import COMMIT, FORMAT, Commit, read_commit, write_commit
+from mpitrain.checkpoint.snapshot import assign_owners, check_names
+from mpitrain.checkpoint.steps import committed_steps, marked_steps, step_folder
+from mpitrain.errors import CheckpointError, DamageError
 
 TENSORS = {"params/w": np.arange(6, dtype=np.float32).reshape(2, 3), "params/b": np.array([np.nan, -0.0], np.float32)}
 LOCAL = {"bucket0.send.residual": np.full(5, 0.5, np.float32)}
 
 
-def commit(root, step):
-    folder = step_folder(root, step)
-    folder.mkdir(parents=True)
-    files.write_commit(folder, {"step": step})
+RECORD = {"format": FORMAT, "step": 3, "ranks": 1, "shards": {"shard-00000.h5": "00"}, "index": "11"}
+RECORD |= {"owners": {"params/w": 0}, "fixed": ['model.kind = "mlp"']}
+
+
+def commit(folder, step):
+    folder.mkdir(parents=True, exist_ok=True)
+    record = {key: value for key, value in RECORD.items() if key != "format"}
+    write_commit(folder, Commit(**record | {"step": step}))
 
 
 def test_steps_are_numbers(tmp_path):
     """H04: 900, 1000, 10000 and strays."""
     for step in (900, 1000, 10000):
-        commit(tmp_path, step)
-    (tmp_path / "handpicked").mkdir()
-    files.write_commit(tmp_path / "handpicked", {"step": 20000})
+        commit(step_folder(tmp_path, step), step)
+    commit(tmp_path / "handpicked", 20000)
+    commit(tmp_path / "aside-1" / "step-00030000", 30000)
     (tmp_path / "step_2000.tmp").mkdir()
     (tmp_path / "step_99999").write_text("")
     (tmp_path / "step-99999").write_text("a plain file")
-    (tmp_path / "step-00099998.tmp").mkdir()
-    files.write_commit(tmp_path / "step-00099998.tmp", {"step": 99998})
+    commit(tmp_path / "step-00099998.tmp", 99998)
     (tmp_path / "step-00099997").mkdir()
     assert list(committed_steps(tmp_path)) == [900, 1000, 10000]
+    commit(tmp_path / "step-77777", 77777)  # not the name under which a step is looked for
+    assert list(committed_steps(tmp_path)) == list(marked_steps(tmp_path)) == [900, 1000, 10000, 77777]
 
 
 def test_steps_of_more_than_eight_digits(tmp_path):
     for step in (99_999_999, 100_000_000):
-        commit(tmp_path, step)
+        commit(step_folder(tmp_path, step), step)
     assert list(committed_steps(tmp_path))[-1] == 100_000_000
 
 
-@pytest.mark.parametrize("record", ["", "{", "[]", "null", '{"format": 0}', '{"step": 3}'])
-def test_half_written_records_do_not_count(tmp_path, record):
+MALFORMED = {
+    "empty": b"",
+    "half": b'{"format": 2, "step',
+    "list": b"[]",
+    "null": b"null",
+    "no format": b'{"step": 3}',
+    "not text": b"\xff\xfe\x00",
+    "deep lists": b"[" * 200_000,
+    "deep field": b'{"format": 2, "x": ' + b"[" * 200_000,
+    "deep objects": b'{"x":' * 200_000,
+}
+WRONG = {
+    "no step": {"step": None},
+    "step as text": {"step": "3"},
+    "negative step": {"step": -1},
+    "broken step": {"step": 3.5},
+    "no ranks": {"ranks": 0},
+    "true ranks": {"ranks": True},
+    "huge ranks": {"ranks": 10**15},
+    "a rank without shard": {"ranks": 2},
+    "numbers for shards": {"shards": [1, 2]},
+    "a number for a checksum": {"shards": {"shard-00000.h5": 5}},
+    "a shard elsewhere": {"shards": {"../../shard-00000.h5": "00"}},
+    "a number for owners": {"owners": 7},
+    "a list of owners": {"owners": ["params/w"]},
+    "a negative owner": {"owners": {"params/w": -1}},
+    "an owner beyond the ranks": {"owners": {"params/w": 1}},
+    "a number for settings": {"fixed": 1},
+    "numbers for settings": {"fixed": [1]},
+    "no checksum of the index": {"index": None},
+}
+TEXTS = MALFORMED | {name: json.dumps(RECORD | change).encode() for name, change in WRONG.items()}
+
+
+@pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+def test_malformed_records_are_damage(tmp_path, text):
+    """A record that is no whole one is told with its path; the step is marked, but does not count."""
     folder = step_folder(tmp_path, 3)
-    folder.mkdir()
-    (folder / files.COMMIT).write_text(record)
-    assert files.read_commit(folder) is None
+    commit(folder, 3)
+    assert list(committed_steps(tmp_path)) == [3]
+    (folder / COMMIT).write_bytes(text)
+    with pytest.raises(DamageError, match=f"{folder / COMMIT} is damaged"):
+        read_commit(folder)
     assert list(committed_steps(tmp_path)) == []
+    assert list(marked_steps(tmp_path)) == [3]
+
+
+def test_records_of_another_version_and_of_another_step(tmp_path):
+    folder = step_folder(tmp_path, 3)
+    commit(folder, 4)
+    assert list(committed_steps(tmp_path)) == []
+    (folder / COMMIT).write_text(json.dumps({"format": FORMAT + 1, "steps": "of the future"}))
+    with pytest.raises(CheckpointError, match=f"of format {FORMAT + 1}, but this version reads {FORMAT}") as caught:
+        read_commit(folder)
+    assert not isinstance(caught.value, DamageError)  # no reason to take an older step
+    (folder / COMMIT).unlink()
+    with pytest.raises(DamageError, match="never completed"):
+        read_commit(folder)
 
 
 def test_no_folder_no_steps(tmp_path):
@@ -107,7 +164,7 @@ def test_checksums(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"abc")
     assert files.checksum(path) == "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
-    with pytest.raises(CheckpointError, match="cannot read"):
+    with pytest.raises(CheckpointError, match="none is missing"):
         files.checksum(tmp_path / "none")
 
 
@@ -122,7 +179,8 @@ def test_the_index_shows_whole_tensors(tmp_path):
     folder = folder.rename(tmp_path / "new")
     with h5py.File(folder / files.INDEX) as index:
         for name, values in TENSORS.items():
-            assert index[name][()].tobytes() == values.tobytes()
+            assert index[f"tensors/{name}"][()].tobytes() == values.tobytes()
+        assert index["meta"].asstr()[()] == '{"skipped": 3}'
     assert files.read_meta(folder / files.INDEX) == {"skipped": 3}
 
 
@@ -140,11 +198,79 @@ def test_an_interrupted_write_leaves_what_was_there(tmp_path):
     assert os.listdir(tmp_path) == ["file"]
 
 
+@pytest.mark.parametrize("error", [ValueError, MemoryError, KeyboardInterrupt])
+def test_a_bug_or_an_interrupt_leaves_nothing_behind(tmp_path, error):
+    def fail(temporary):
+        temporary.write_text("half")
+        raise error
+
+    with pytest.raises(error):
+        files.write_durably(tmp_path / "file", fail)
+    assert os.listdir(tmp_path) == []
+
+
 def test_a_commit_record(tmp_path):
-    files.write_commit(tmp_path, {"step": 4, "ranks": 2})
-    assert files.read_commit(tmp_path) == {"format": 1, "step": 4, "ranks": 2}
-    assert json.loads((tmp_path / files.COMMIT).read_text())["format"] == files.FORMAT
-    assert stat.S_ISREG((tmp_path / files.COMMIT).stat().st_mode)
+    commit(tmp_path, 4)
+    assert json.loads((tmp_path / COMMIT).read_text()) == RECORD | {"step": 4}
+    assert read_commit(tmp_path).owners == RECORD["owners"]
+    assert os.listdir(tmp_path) == [COMMIT]
+
+
+@pytest.mark.parametrize(
+    ("names", "shown"),
+    [
+        (["a", "a/b"], "'a' and 'a/b'"),
+        (["a/b/c/d", "a-b", "a/b"], "'a/b' and 'a/b/c/d'"),
+        ([""], "''"),
+        (["/a"], "'/a'"),
+        (["a//b"], "'a//b'"),
+        (["a/./b"], "'a/./b'"),
+    ],
+)
+def test_names_that_hdf5_cannot_tell_apart(names, shown):
+    with pytest.raises(CheckpointError, match=shown):
+        check_names(names)
+
+
+def test_any_other_names_go_together(tmp_path):
+    """Also those of what lies beside the tensors: the facts, the groups."""
+    names = ["meta", "tensors", "local", "a/b", "a/c", "a.b", "a-b", "ab", "..", "0"]
+    check_names(names)
+    values = {name: np.full(2, i, np.float32) for i, name in enumerate(names)}
+    files.write_shard(tmp_path / files.shard_name(0), values, values)
+    files.verify_shard(tmp_path / files.shard_name(0), values, values)
+    files.write_index(tmp_path / files.INDEX, values, dict.fromkeys(names, 0), {"a": "b"})
+    with h5py.File(tmp_path / files.INDEX) as index:
+        assert [index[f"tensors/{name}"][0] for name in names] == list(range(10))
+    assert files.read_meta(tmp_path / files.INDEX) == {"a": "b"}
+
+
+def test_locks_of_others_do_not_matter(tmp_path):
+    """H05: network disks without locks, and readers that hold one for ever."""
+    shard, index = tmp_path / files.shard_name(0), tmp_path / files.INDEX
+    files.write_shard(shard, TENSORS, LOCAL)
+    files.write_index(index, TENSORS, dict.fromkeys(TENSORS, 0), {"old": 1})
+    with shard.open("r+b") as one, index.open("r+b") as other:
+        fcntl.flock(one, fcntl.LOCK_EX)
+        fcntl.flock(other, fcntl.LOCK_EX)
+        with files.open_shard(shard) as file:
+            files.read_into(file, "tensors/params/w", np.zeros((2, 3), np.float32))
+        assert files.read_meta(index) == {"old": 1}
+        files.write_shard(shard, TENSORS, LOCAL)
+        files.write_index(index, TENSORS, dict.fromkeys(TENSORS, 0), {"new": 1})
+        files.verify_shard(shard, TENSORS, LOCAL)
+        assert files.read_meta(index) == {"new": 1}
+
+
+@pytest.mark.parametrize("tensors", [TENSORS, {}, {"empty": np.zeros(0, np.float32)}])
+@pytest.mark.parametrize("local", [LOCAL, {}])
+def test_the_injected_damage_is_found(tmp_path, tensors, local):
+    path = tmp_path / files.shard_name(0)
+    files.write_shard(path, tensors, local)
+    files.verify_shard(path, tensors, local)
+    files.flip_data_byte(path)
+    with pytest.raises(CheckpointError, match=str(path)):
+        files.verify_shard(path, tensors, local)
 
 
 def test_owners_share_the_load():
@@ -185,8 +311,9 @@ def test_odd_arrays_keep_their_bits_and_are_seen_whole(tmp_path, monkeypatch):
     monkeypatch.chdir("/")
     with h5py.File(tmp_path / "step" / files.INDEX) as index:
         for name, values in ODD.items():
-            assert (index[name].shape, index[name].dtype) == (values.shape, values.dtype)
-            assert index[name][()].tobytes() == np.ascontiguousarray(values).tobytes(), name
+            shown = index[f"tensors/{name}"]
+            assert (shown.shape, shown.dtype) == (values.shape, values.dtype)
+            assert shown[()].tobytes() == np.ascontiguousarray(values).tobytes(), name
     assert not list((tmp_path / "step").glob(".*"))
 
 
@@ -213,10 +340,12 @@ def test_large_facts_and_many_long_names(tmp_path):
     files.write_index(tmp_path / files.INDEX, values, dict.fromkeys(names, 0), meta)
     assert files.read_meta(tmp_path / files.INDEX) == meta
     with h5py.File(tmp_path / files.INDEX) as index:
-        assert set(index) == {*names, "meta"}
-        assert [index[name][0] for name in (names[0], names[99])] == [0, 99]
-    files.write_commit(tmp_path, {"step": 1, "owners": dict.fromkeys(names, 0)})
-    assert files.read_commit(tmp_path)["owners"] == dict.fromkeys(names, 0)
+        assert set(index["tensors"]) == set(names)
+        assert [index[f"tensors/{name}"][0] for name in (names[0], names[99])] == [0, 99]
+        assert json.loads(index["meta"].asstr()[()]) == meta
+    record = RECORD | {"owners": dict.fromkeys(names, 0), "fixed": ["x" * 200_000]}
+    write_commit(tmp_path, Commit(**record))
+    assert read_commit(tmp_path) == Commit(**record)
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.9, 0.99])
@@ -231,12 +360,23 @@ def test_a_shard_cut_anywhere_is_refused_with_its_path(tmp_path, keep):
         files.read_meta(path)
 
 
-def test_damaged_facts_are_a_checkpoint_error(tmp_path):
-    files.write_index(tmp_path / files.INDEX, TENSORS, dict.fromkeys(TENSORS, 0), {"skipped": 3})
+FACTS = '{"skipped": 3, "names": [1, 2, 3]}'
+
+
+@pytest.mark.parametrize("text", [FACTS[:-1] + "]", "[" * len(FACTS), "7".ljust(len(FACTS))])
+def test_damaged_facts_are_a_checkpoint_error(tmp_path, text):
+    files.write_index(tmp_path / files.INDEX, TENSORS, dict.fromkeys(TENSORS, 0), json.loads(FACTS))
     whole = (tmp_path / files.INDEX).read_bytes()
-    assert whole.count(b'{"skipped": 3}') == 1
-    (tmp_path / files.INDEX).write_bytes(whole.replace(b'{"skipped": 3}', b'{"skipped": 3]'))
-    with pytest.raises(CheckpointError, match=files.INDEX):
+    assert whole.count(FACTS.encode()) == 1
+    (tmp_path / files.INDEX).write_bytes(whole.replace(FACTS.encode(), text.encode()))
+    with pytest.raises(DamageError, match=files.INDEX):
+        files.read_meta(tmp_path / files.INDEX)
+
+
+def test_deeply_nested_facts(tmp_path, monkeypatch):
+    monkeypatch.setattr(files.json, "dumps", lambda meta: "[" * 200_000)
+    files.write_index(tmp_path / files.INDEX, {}, {}, {})
+    with pytest.raises(DamageError, match=files.INDEX):
         files.read_meta(tmp_path / files.INDEX)
 
 
@@ -255,7 +395,7 @@ def test_folders_that_cannot_be_written(tmp_path):
     for write in (
         lambda: files.write_shard(path, TENSORS, LOCAL),
         lambda: files.write_index(path, TENSORS, dict.fromkeys(TENSORS, 0), {}),
-        lambda: files.write_commit(path.parent, {}),
+        lambda: write_commit(path.parent, Commit(**RECORD)),
         lambda: files.write_shard(tmp_path / "file" / "shard.h5", TENSORS, LOCAL),
     ):
         with pytest.raises(CheckpointError, match=f"cannot write {tmp_path}.*(Not a directory|File exists)"):
