@@ -23,6 +23,12 @@ from mpitrain.errors import CheckpointError
 SHAPES = {"params/w": (3, 4), "params/b": (2,), "optimizer/m/w": (3, 4), "params/s": (), "params/none": (0, 2)}
 
 
+@pytest.fixture(autouse=True)
+def no_power_cuts(monkeypatch):
+    """Spare the wait for the disk: it guards against what no test here does."""
+    monkeypatch.setattr(os, "fsync", lambda handle: None)
+
+
 @pytest.fixture
 def root(axis):
     """A folder that all ranks share."""
