@@ -18,6 +18,7 @@ class ExitCode(IntEnum):
     DIVERGED = 6
     INTERNAL = 70
     STOPPED = 75
+    INTERRUPTED = 130
 
 
 class MpitrainError(Exception):

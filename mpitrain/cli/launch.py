@@ -1,12 +1,17 @@
-"""``mpitrain launch``: the mpirun command for the installed MPI."""
+"""``mpitrain launch``: the mpirun command for the installed MPI, and its supervisor."""
 
+import ctypes
 import os
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
 from pathlib import Path
+from types import FrameType
 
 from mpitrain.comm.runtime import Position, ensure_home, fail, library_name
+from mpitrain.comm.signals import ONCE, STOP_SIGNALS
 from mpitrain.errors import LaunchError
 
 TRANSPORT = {"pml": "ob1", "btl": "self,sm,tcp"}
@@ -18,27 +23,61 @@ def main(
     ranks: int,
     overrides: list[str],
     *,
-    resume: bool,
+    resume: str | int | None,
     overwrite: bool,
     allow_root: bool,
     oversubscribe: bool,
     show: bool,
 ) -> int:
-    """Become the launcher of the ranks, whose exit code is that of the job."""
+    """Run the launcher of the ranks, whose exit code is that of the job."""
     try:
         launcher = mpirun(ranks, allow_root=allow_root, oversubscribe=oversubscribe)
     except LaunchError as error:
         fail(error, Position())
     flags = [part for item in overrides for part in ("--set", item)]
     flags += ["--progress", "bar" if sys.stdout.isatty() else "lines"]
-    flags += ["--resume"] * resume + ["--overwrite"] * overwrite
+    flags += [f"--resume={resume}"] * (resume is not None) + ["--overwrite"] * overwrite
     command = [*launcher, sys.executable, "-m", "mpitrain", "train", str(config), *flags]
     print(shlex.join(command), flush=True)
     if show:
         return 0
-    # In place of this process, so that a signal sent to it reaches mpirun and no job is left behind.
     ensure_home()
-    os.execv(command[0], command)
+    return supervise(command)
+
+
+def supervise(command: list[str]) -> int:
+    """Run a launcher to its end and return its exit code.
+
+    A wish to stop (Ctrl-C, SIGTERM, …) goes on as SIGUSR1, which launchers pass to all ranks, so that these save and
+    leave: what the launcher gets itself, it takes as an order to kill them. A second Ctrl-C is that order.
+    """
+    # A group of its own, or the terminal's Ctrl-C would reach the launcher, too.
+    job = subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        process_group=0,
+        preexec_fn=_end_with_parent,  # noqa: PLW1509 (unsafe beside threads, and there are none)
+    )
+    asked: list[int] = []
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        del frame
+        again = number == signal.SIGINT and signal.SIGINT in asked
+        asked.append(number)
+        job.send_signal(signal.SIGTERM if again else signal.SIGUSR1)
+        if number == signal.SIGINT and not again:
+            print(ONCE, end="", file=sys.stderr, flush=True)
+
+    for number in STOP_SIGNALS:
+        signal.signal(number, hand_on)
+    code = job.wait()
+    return code if code >= 0 else 128 - code
+
+
+def _end_with_parent() -> None:
+    """Have the kernel end the launcher if this process is killed: no job is left behind (prctl(2), Linux)."""
+    pr_set_pdeathsig = 1
+    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)
 
 
 def mpirun(ranks: int, *, allow_root: bool, oversubscribe: bool) -> list[str]:

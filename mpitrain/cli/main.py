@@ -5,6 +5,7 @@ What a command does lives in a module that is imported once it is called.
 
 import importlib
 import os
+import re
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -15,16 +16,21 @@ import typer
 
 import mpitrain
 from mpitrain.comm.hints import hinted_rank
+from mpitrain.comm.signals import StopRequest
 from mpitrain.errors import ExitCode
 
 COMMANDS = {
     "train": "mpitrain.cli.train",
     "launch": "mpitrain.cli.launch",
+    "eval": "mpitrain.cli.eval",
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-start": "mpitrain.bench.start",
 }
 """Modules with a function ``main``; each may import whatever it needs."""
+
+NEWEST = "newest"
+RESUME_VALUES = rf"auto|{NEWEST}|[0-9]+"
 
 DEFAULT_CELLS = ["raw", "int8:residual"]
 
@@ -51,12 +57,27 @@ Config = Annotated[Path, typer.Argument(help="TOML file of the run.", metavar="C
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Override a value; may be repeated.", metavar="SECTION.KEY=VALUE")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in run.folder.")]
+Resume = Annotated[
+    str | None,
+    typer.Option(
+        "--resume",
+        help="Go on from a checkpoint in run.folder: the newest one (no value), the newest sound one or from the start "
+        "where there is none (auto), or that of a STEP.",
+        metavar="[auto|STEP]",
+    ),
+]
 Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that run.folder holds.")]
 Ranks = Annotated[int, typer.Option("-n", "--ranks", min=1, help="Processes to start.")]
 Root = Annotated[bool, typer.Option("--allow-root", help="Let Open MPI run as root, in containers.")]
 Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", help="Allow more ranks than cores.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the records as JSON.", metavar="FILE")]
+
+
+def _chosen(resume: str | None) -> str | int | None:
+    """Read the value of ``--resume``."""
+    if resume is not None and not re.fullmatch(RESUME_VALUES, resume):
+        raise typer.BadParameter(f"--resume: expected auto, a step or no value, got {resume!r}")
+    return int(resume) if resume and resume.isdigit() else resume
 
 
 def call(command: str, *args: object, **options: object) -> None:
@@ -96,12 +117,14 @@ def options(
 def train(
     config: Config,
     overrides: Set = None,
-    resume: Resume = False,
+    resume: Resume = None,
     overwrite: Overwrite = False,
     progress: Annotated[Progress, typer.Option(help="auto: a bar on a terminal.")] = Progress.AUTO,
 ) -> None:
     """Train; under mpirun or srun on all their ranks, alone on one."""
-    call("train", config, overrides or [], resume=resume, overwrite=overwrite, progress=progress.value)
+    chosen, stop = _chosen(resume), StopRequest()
+    stop.listen()
+    call("train", config, overrides or [], resume=chosen, overwrite=overwrite, progress=progress.value, stop=stop)
 
 
 @app.command()
@@ -109,7 +132,7 @@ def launch(
     config: Config,
     ranks: Ranks,
     overrides: Set = None,
-    resume: Resume = False,
+    resume: Resume = None,
     overwrite: Overwrite = False,
     allow_root: Root = False,
     oversubscribe: Oversubscribe = False,
@@ -121,12 +144,23 @@ def launch(
         config,
         ranks,
         overrides or [],
-        resume=resume,
+        resume=_chosen(resume),
         overwrite=overwrite,
         allow_root=allow_root,
         oversubscribe=oversubscribe,
         show=show,
     )
+
+
+@app.command("eval")
+def evaluate(
+    run: Annotated[Path, typer.Argument(help="Folder of a training (its run.folder).", metavar="RUN")],
+    step: Annotated[int | None, typer.Option(min=0, help="Checkpoint to score; the newest one where left out.")] = None,
+    overrides: Set = None,
+    json: Json = None,
+) -> None:
+    """Score a run on its test samples, on any number of ranks."""
+    call("eval", run, overrides or [], step=step, output=json)
 
 
 @bench.command("codec")
@@ -166,6 +200,15 @@ def bench_start(
     call("bench-start", config, ranks, repeats, json)
 
 
+def with_resume_value(arguments: list[str]) -> list[str]:
+    """Spell out what ``--resume`` without a value means: options of the parser always have one."""
+    following = [*arguments[1:], ""]
+    return [
+        f"{word}={NEWEST}" if word == "--resume" and not re.fullmatch(RESUME_VALUES, after) else word
+        for word, after in zip(arguments, following, strict=True)
+    ]
+
+
 def limit_threads() -> None:
     """Give every rank one BLAS thread, unless the user has said otherwise; must come before numpy is imported."""
     if not any(os.environ.get(name) for name in THREAD_VARIABLES):
@@ -176,7 +219,7 @@ def run() -> None:
     """Run the console script."""
     limit_threads()
     try:
-        code = app(prog_name="mpitrain", standalone_mode=False)
+        code = app(with_resume_value(sys.argv[1:]), prog_name="mpitrain", standalone_mode=False)
     except Exception as error:
         # A wrong command line: rank 0 says it for all. Anything else goes its way.
         if not hasattr(error, "format_message"):

@@ -22,6 +22,9 @@ from mpitrain.partition import chunk_bounds
 
 Steps = Generator[Requests, None, None]
 
+Event = tuple[str, float, float]
+"""What a rank did, from when to when, on the clock of `time.perf_counter`."""
+
 
 @dataclass
 class Traffic:
@@ -132,8 +135,11 @@ class BucketState:
 class Run:
     """One sum under way: the operations of which collectives are made, and what they cost."""
 
-    def __init__(self, axis: Axis, transport: Transport, state: BucketState, key: int) -> None:
+    def __init__(
+        self, axis: Axis, transport: Transport, state: BucketState, key: int, events: list[Event] | None = None
+    ) -> None:
         self.axis = axis
+        self.events = events
         self.state = state
         self.traffic = Traffic()
         self.nonfinite = False
@@ -159,7 +165,7 @@ class Run:
         first = self.state.bucket.first + self.state.chunks[chunk][0]
         nbytes, nonfinite = memory.encode(x, frame.payload, decoded, key=self._key, first=first)
         frame.seal(self._expected(chunk), 0 if nonfinite else nbytes, Flag.NONFINITE if nonfinite else Flag(0))
-        self.traffic.encode_s += time.perf_counter() - begin
+        self.traffic.encode_s += self.spent("encode", begin)
         self.nonfinite |= bool(nonfinite)
         return not nonfinite
 
@@ -193,8 +199,15 @@ class Run:
             memory.decode_add(payload, out)
         else:
             memory.decode(payload, out)
-        self.traffic.decode_s += time.perf_counter() - begin
+        self.traffic.decode_s += self.spent("decode", begin)
         return True
+
+    def spent(self, what: str, begin: float) -> float:
+        """Note an event that ends now; return its seconds."""
+        end = time.perf_counter()
+        if self.events is not None:
+            self.events.append((what, begin, end))
+        return end - begin
 
     def _expected(self, chunk: int) -> Expected:
         start, stop = self.state.chunks[chunk]
@@ -261,10 +274,10 @@ class Pending:
 
     def wait(self) -> Traffic:
         """Complete the sum; raises PeerLostError, ProtocolError, CodecError."""
-        worked = self._worked()
+        worked, begin = self._worked(), time.perf_counter()
         try:
-            elapsed = wait(self, timeout_s=self._timeout_s)
-            self.traffic.wait_s += max(0.0, elapsed - (self._worked() - worked))
+            wait(self, timeout_s=self._timeout_s)
+            self.traffic.wait_s += max(0.0, self._run.spent("wait", begin) - (self._worked() - worked))
         finally:
             self.close()
         return self.traffic
@@ -288,6 +301,11 @@ class Reducer(ABC):
     transport : Transport
         Limits of the messages.
 
+    Attributes
+    ----------
+    events : list of Event or None
+        Where to note what was done when; None to note nothing. May be replaced between sums.
+
     Notes
     -----
     Synchronous reducers leave the same bits on every rank: the order of additions depends on the rank count and the
@@ -298,6 +316,7 @@ class Reducer(ABC):
 
     def __init__(self, axis: Axis, transport: Transport | None = None) -> None:
         self.axis = axis
+        self.events: list[Event] | None = None
         self.transport = transport or Transport()
         self._active: list[Pending] = []
 
@@ -321,7 +340,7 @@ class Reducer(ABC):
         key : int
             Seed of stochastic rounding, different for every rank and step.
         """
-        run = Run(self.axis, self.transport, state, key)
+        run = Run(self.axis, self.transport, state, key, self.events)
         state.sequence += 1
         steps = self.steps(run) if self.axis.size > 1 else self._alone(run)
         return Pending(run, steps, self._active, self.transport.timeout_s)

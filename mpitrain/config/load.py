@@ -85,13 +85,17 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Resolved:
     ConfigError
         Unreadable file, unknown or misspelt key, wrong type or range, or values that do not go together.
     """
+    return resolve(read_config(path), str(path), overrides or [])
+
+
+def read_config(path: Path) -> Tree:
+    """Parse a TOML file; raises ConfigError where it cannot be read."""
     try:
-        tree = tomllib.loads(path.read_text(encoding="utf-8"))
+        return tomllib.loads(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"config: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(f"config: {path} is not TOML: {error}") from None
-    return resolve(tree, str(path), overrides or [])
 
 
 def resolve(tree: Tree, origin: str, overrides: list[str]) -> Resolved:

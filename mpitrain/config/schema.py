@@ -98,6 +98,10 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     """balanced: every class counts as much as the others in the training loss, however many samples it has."""
     max_skips: Count = 10
     """Steps in a row that may be skipped for non-finite gradients before the run counts as diverged."""
+    target: NonNegative | None = None
+    """Test metric at which the run ends, at the next evaluation: an accuracy to be reached, an error to be undercut."""
+    patience: Count | None = None
+    """Evaluations in a row without a new lowest test loss after which the run ends."""
 
 
 class OptimConfig(Section, frozen=True, kw_only=True):
@@ -170,6 +174,11 @@ class RunConfig(Section, frozen=True, kw_only=True):
     folder: Annotated[str, Meta(min_length=1)] = "runs/default"
     shared_fs: bool = True
     """Whether all ranks see the same run folder; off: each host keeps its own."""
+    time_limit_s: Positive | None = None
+    """Seconds from the start of training after which the job will be ended from outside; the run stops before, with a
+    checkpoint and exit code 75."""
+    time_margin_s: NonNegative = 10.0
+    """Part of ``time_limit_s`` to keep in reserve; twice the longest save and step so far, if that is more."""
 
 
 class Config(Section, frozen=True, kw_only=True):

@@ -26,6 +26,10 @@ class Score:
     metric: float
     name: str
 
+    def reaches(self, target: float) -> bool:
+        """Tell whether the metric is as good as ``target``: accuracies grow, errors shrink."""
+        return self.metric >= target if self.name == "accuracy" else self.metric <= target
+
 
 def loss_of(
     task: Task,

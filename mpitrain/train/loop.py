@@ -1,14 +1,15 @@
 """The training loop: read, forward, backward, exchange, update; decisions only from what all ranks know."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from typing import cast
 
 import numpy as np
 
 from mpitrain.codecs.noise import noise_key
-from mpitrain.collectives.base import Traffic
+from mpitrain.collectives.base import Event, Traffic
 from mpitrain.comm.agreement import NumberGather, gather
 from mpitrain.comm.fault import FaultHook
 from mpitrain.comm.runtime import Position
@@ -19,6 +20,7 @@ from mpitrain.train.build import Parts
 from mpitrain.train.console import Narrator
 from mpitrain.train.evaluate import loss_of, score
 from mpitrain.train.runfolder import Row
+from mpitrain.train.stopping import Progress, StopWish
 
 DROPOUT_STREAM = 1
 """Sets the noise of dropout apart from that of rounding."""
@@ -32,6 +34,8 @@ class Counters:
     skipped: int = 0
     skipped_in_a_row: int = 0
     traffic: Traffic = field(default_factory=Traffic)
+    compute_s: float = 0.0
+    progress: Progress = field(default_factory=Progress)
 
 
 class Loop:
@@ -41,13 +45,22 @@ class Loop:
     ----------
     parts : Parts
         The objects of the run.
+    wish : StopWish
+        Whether this rank wants to stop.
     narrator, faults, position
         Where to tell, what to break, and where the step is noted for reports of errors.
+
+    Attributes
+    ----------
+    events : list of Event
+        What this rank did during the last step.
     """
 
-    def __init__(self, parts: Parts, narrator: Narrator, faults: FaultHook, position: Position) -> None:
+    def __init__(self, parts: Parts, wish: StopWish, narrator: Narrator, faults: FaultHook, position: Position) -> None:
         self.parts = parts
         self.counters = Counters()
+        self.events: list[Event] = []
+        self._wish = wish
         self._narrator = narrator
         self._faults = faults
         self._position = position
@@ -72,19 +85,23 @@ class Loop:
         parts, step = self.parts, self.counters.step + 1
         self._position.step = step
         self._faults.at_step(step)
-        stop = self._faults.find("stop", step) is not None
+        self.events = parts.exchange.reducer.events = []
+        stop = bool(self._wish.reason(step))
 
         lr = parts.schedule(step - 1)
         with np.errstate(all="ignore"):  # what is not finite is found, and the step rejected, by the exchange
             sums = self._gradients(step, stop=stop)
         outcome = parts.exchange.finish()
         loss_sum, weight, metric_sum, stops = sums.wait().sum_in_order()
-        norm = self._update(lr) if outcome.accepted else self._skip(step)
+        with self._event("update"):
+            norm = self._update(lr) if outcome.accepted else self._skip(step)
 
-        self.counters.step = step
-        self.counters.traffic += outcome.traffic
         result = score(parts.config.model.task, loss_sum, weight, metric_sum)
         seconds = time.perf_counter() - begin
+        compute_s = seconds - outcome.traffic.encode_s - outcome.traffic.decode_s - outcome.traffic.wait_s
+        self.counters.step = step
+        self.counters.traffic += outcome.traffic
+        self.counters.compute_s += compute_s
         row: Row = {
             "step": step,
             "time_s": time.time(),
@@ -95,7 +112,7 @@ class Loop:
             "grad_norm": norm,
             "samples": parts.sampler.global_count(step - 1),
             "step_s": seconds,
-            "compute_s": seconds - outcome.traffic.encode_s - outcome.traffic.decode_s - outcome.traffic.wait_s,
+            "compute_s": compute_s,
             **asdict(outcome.traffic),
             "skipped": self.counters.skipped,
         }
@@ -109,19 +126,28 @@ class Loop:
         parts, config = self.parts, self.parts.config
         indices = parts.sampler.indices(step - 1)
         total = parts.sampler.global_count(step - 1)
-        samples = parts.dataset.train(indices)
+        with self._event("read"):
+            samples = parts.dataset.train(indices)
         context = Context(train=True, key=noise_key(config.train.seed, step, DROPOUT_STREAM), samples=indices)
         parts.grads.flat[:] = 0
-        output, cache = parts.model.forward(parts.params, samples.x, context)
+        with self._event("forward"):
+            output, cache = parts.model.forward(parts.params, samples.x, context)
         smoothing, weights = config.model.label_smoothing, parts.class_weights
         loss = loss_of(config.model.task, output, samples, total, label_smoothing=smoothing, class_weights=weights)
         mine = np.array([loss.loss_sum, loss.weight, loss.metric_sum, float(stop)])
         sums = NumberGather(parts.grid.data, mine, timeout_s=config.network.peer_timeout_s)
         parts.exchange.begin(step)
-        parts.model.backward(parts.params, cache, loss.dout, parts.grads, finished=self._finished(step))
+        with self._event("backward"):
+            parts.model.backward(parts.params, cache, loss.dout, parts.grads, finished=self._finished(step))
         parts.exchange.finished(self._held_back)
         self._held_back = []
         return sums
+
+    @contextmanager
+    def _event(self, what: str) -> Iterator[None]:
+        begin = time.perf_counter()
+        yield
+        self.events.append((what, begin, time.perf_counter()))
 
     def _finished(self, step: int) -> Callable[[list[str]], None]:
         def finished(names: list[str]) -> None:

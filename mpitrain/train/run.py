@@ -2,73 +2,42 @@
 
 import os
 import time
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import cast
 
 from msgspec import structs
 
-from mpitrain.checkpoint.snapshot import Snapshot
 from mpitrain.checkpoint.store import CheckpointStore
-from mpitrain.collectives.base import Traffic
 from mpitrain.comm.agreement import agree, broadcast, gather, same_everywhere
 from mpitrain.comm.fault import VARIABLE, FaultHook
 from mpitrain.comm.frame import MAX_MESSAGE_BYTES
 from mpitrain.comm.grid import Axis, Comm, ProcessGrid
 from mpitrain.comm.runtime import Position
+from mpitrain.comm.signals import StopRequest
 from mpitrain.config.load import Resolved
-from mpitrain.errors import ConfigError, StoppedEarlyError
+from mpitrain.config.schema import TrainConfig
+from mpitrain.errors import StoppedEarlyError
 from mpitrain.partition import GridShape
-from mpitrain.train.build import Parts, build
+from mpitrain.train.build import build
 from mpitrain.train.console import Narrator
 from mpitrain.train.evaluate import Score, evaluate
 from mpitrain.train.hashing import params_sha256
-from mpitrain.train.loop import Counters, Loop
+from mpitrain.train.loop import Loop
 from mpitrain.train.runfolder import Row, RunFolder
-from mpitrain.train.summary import describe, progress_line, summarize
-
-FIXED = (
-    "model.",
-    "data.",
-    "exchange.",
-    "optim.kind",
-    "parallel.",
-    "train.seed",
-    "train.batch_size",
-    "train.class_weights",
-)
-"""Settings that a resumed run shares with its past, or it would silently become another one."""
-
-FREE = ("data.path", "exchange.overlap")
-"""Of these, the ones that change no bit."""
-
-
-@dataclass
-class Session:
-    """One start of a run."""
-
-    resolved: Resolved
-    parts: Parts
-    folder: RunFolder
-    store: CheckpointStore
-    loop: Loop
-    narrator: Narrator
-    faults: FaultHook
-
-    @property
-    def writes(self) -> bool:
-        """Whether this rank writes the run folder of its disk."""
-        return self.parts.grid.world.rank == 0
+from mpitrain.train.session import Resume, Session
+from mpitrain.train.stopping import StopWish
+from mpitrain.train.summary import Throughput, describe, progress_line, summarize, timeline
 
 
 def train(
     resolved: Resolved,
     comm: Comm,
     *,
-    resume: bool = False,
+    resume: Resume | None = None,
     overwrite: bool = False,
     bar: bool = False,
     position: Position | None = None,
+    stop: StopRequest | None = None,
 ) -> Row:
     """Train as the configuration says. Collective over ``comm``.
 
@@ -76,14 +45,16 @@ def train(
     ----------
     resolved : Resolved
         Must be the same on all ranks.
-    resume : bool
-        Go on from the newest checkpoint in ``run.folder``.
+    resume : "newest", "auto" or int, optional
+        Go on from this checkpoint in ``run.folder``.
     overwrite : bool
         Replace a run that ``run.folder`` already holds.
     bar : bool
         Draw a progress bar instead of writing lines.
     position : Position, optional
         Kept up to date with the step, for reports of errors.
+    stop : StopRequest, optional
+        Signals that this process has received; one of any rank ends the run with a checkpoint.
 
     Returns
     -------
@@ -95,15 +66,14 @@ def train(
     MpitrainError
         With the exit code of its kind; agreed between all ranks where they can still talk.
     """
-    position = position or Position()
-    world = Axis(comm, "world")
     begin = time.perf_counter()
+    world = Axis(comm, "world")
     faults = agree(world, lambda: FaultHook.from_environment(world.rank))
-    same_everywhere(world, resolved.lines(), "the configurations")
+    same_everywhere(world, [*resolved.lines(), f"--resume {resume}"], "the configurations")
     resolved, shape = _fit_grid(resolved, world)
     config = resolved.config
     folder = RunFolder(Path(config.run.folder))
-    agree(world, lambda: folder.check_free(resume=resume, overwrite=overwrite))
+    agree(world, lambda: folder.check_free(resume=resume is not None, overwrite=overwrite))
 
     with ProcessGrid(comm, shape) as grid:
         narrator = Narrator(world.rank, config.train.steps, bar=bar)
@@ -111,11 +81,11 @@ def train(
         parts = build(config, grid)
         agree(world, lambda: faults.check_tensors(parts.params.keys()))
         store = CheckpointStore(folder.checkpoints, grid.world, config.checkpoint.keep, faults)
-        loop = Loop(parts, narrator, faults, position)
-        session = Session(resolved, parts, folder, store, loop, narrator, faults)
+        wish = StopWish(stop or StopRequest(), faults, config.run, begin)
+        loop = Loop(parts, wish, narrator, faults, position or Position())
+        session = Session(resolved, parts, folder, store, loop, wish, narrator, faults)
         try:
-            _prepare(session, resume=resume, overwrite=overwrite)
-            return _completed(session) if resume and _is_complete(session) else _run(session, begin)
+            return _prepare(session, resume, overwrite=overwrite) or _run(session, begin)
         finally:
             narrator.close()
 
@@ -138,45 +108,66 @@ def _warn(resolved: Resolved, faults: FaultHook, narrator: Narrator) -> None:
         narrator.say(f"warning   {name} is set, but nothing reads it: configuration comes from the file and --set")
 
 
-def _prepare(session: Session, *, resume: bool, overwrite: bool) -> None:
-    """Give all replicas the same weights, new or from a checkpoint, and open the run folder."""
-    parts, world = session.parts, session.parts.grid.world
-    if resume:
-        _load(session)
-        if _is_complete(session):
-            return
-    else:
+def _prepare(session: Session, resume: Resume | None, *, overwrite: bool) -> Row | None:
+    """Give all replicas the same weights, new or from a checkpoint, and open the run folder.
+
+    Returns the summary of a run that is complete, which is left as it is.
+    """
+    parts, world = session.parts, session.world
+    resumed = resume is not None and session.load(resume)
+    if resumed and (summary := _complete(session)):
+        session.narrator.say(
+            f"the run in {session.folder.path} is complete; raise train.steps (or change what ended it) to go on"
+        )
+        return summary
+    if not resumed:
         parts.params.initialize(parts.config.train.seed)
         timeout_s = parts.config.network.peer_timeout_s
         broadcast(world, parts.params.flat, timeout_s=timeout_s, piece_bytes=MAX_MESSAGE_BYTES)
     same_everywhere(world, params_sha256(parts.params), "the weights before the first step")
+    _open_folder(session, resume if resumed else None, overwrite=overwrite)
+    return None
+
+
+def _open_folder(session: Session, resume: Resume | None, *, overwrite: bool) -> None:
+    """Set aside or drop what this start makes again, and say what begins. Collective over the world."""
     step = session.loop.counters.step
-    first_of_host = _first_of_host(world)
-    writes = session.writes or (first_of_host and not parts.config.run.shared_fs)
-    agree(
-        world,
-        lambda: (
-            session.folder.begin(session.resolved, overwrite=overwrite, resumed_step=step if resume else None)
-            if writes
-            else None
-        ),
-    )
-    for line in describe(parts):
+    moved = session.store.set_aside_after(step) if isinstance(resume, int) else []
+    first_of_host = _first_of_host(session.world)
+    writes = session.writes or (first_of_host and not session.parts.config.run.shared_fs)
+
+    def begin() -> int:
+        if not writes:
+            return 0
+        return session.folder.begin(
+            session.resolved,
+            overwrite=overwrite,
+            resumed_step=step if resume is not None else None,
+            aside=session.folder.checkpoints / moved[0] if moved else None,
+            ranks=session.world.size,
+        )
+
+    start = agree(session.world, begin)
+    for line in describe(session.parts):
         session.narrator.say(line)
-    if resume:
-        session.narrator.say(f"resume    from step {step}")
+    if moved:
+        session.narrator.say(f"aside     the steps after {step} are now {', '.join(moved)}")
+    if resume is not None:
+        session.narrator.say(f"resume    from step {step} (start {start} of this run)")
 
 
-def _is_complete(session: Session) -> bool:
-    """Tell whether the run that was resumed had come to its end. Collective over the world."""
-    done = session.loop.counters.step == session.parts.config.train.steps
-    return done and bool(gather(session.parts.grid.world, session.folder.summary() is not None)[0])
+def _complete(session: Session) -> Row | None:
+    """Return the summary of a resumed run that had come to its end, also an early one. Collective over the world."""
+    summary = cast("Row | None", gather(session.world, session.folder.summary())[0])
+    step, config = session.loop.counters.step, session.parts.config.train
+    if not summary or summary.get("steps") != step:
+        return None
+    ended_early = summary.get("stopped") and summary.get("stop_rules") == _stop_rules(config)
+    return summary if step == config.steps or ended_early else None
 
 
-def _completed(session: Session) -> Row:
-    """Leave a complete run as it is."""
-    session.narrator.say(f"the run in {session.folder.path} is complete; raise train.steps to go on")
-    return cast(Row, gather(session.parts.grid.world, session.folder.summary())[0])
+def _stop_rules(config: TrainConfig) -> dict[str, object]:
+    return {"target": config.target, "patience": config.patience}
 
 
 def _first_of_host(world: Axis) -> bool:
@@ -187,89 +178,86 @@ def _first_of_host(world: Axis) -> bool:
 
 def _run(session: Session, begin: float) -> Row:
     """Take the steps that are left."""
-    parts, loop, config = session.parts, session.loop, session.parts.config
-    started, first = time.perf_counter(), loop.counters.step
+    loop, config = session.loop, session.parts.config
+    started, throughput = time.perf_counter(), Throughput()
     result: Score | None = None
+    ended: str | None = None
     session.narrator.say(f"ready     after {started - begin:.1f} s")
-    while loop.counters.step < config.train.steps:
+    while loop.counters.step < config.train.steps and ended is None:
+        turn = time.perf_counter()
         row, stop = loop.step()
+        throughput.add(row)
         step = loop.counters.step
         last = step == config.train.steps
-        result = evaluate(parts) if last or (config.train.eval_every and step % config.train.eval_every == 0) else None
-        if result:
-            row |= {"test_loss": result.loss, f"test_{result.name}": result.metric}
-        if session.writes:
-            session.folder.append(row)
-        session.narrator.step(step, progress_line(parts, row, result))
+        result = None
+        if last or (config.train.eval_every and step % config.train.eval_every == 0):
+            result = evaluate(session.parts)
+            ended = loop.counters.progress.ended_by(result, config.train)
+        _tell(session, row, result)
+        turn_s = time.perf_counter() - turn
         # A streak of rejected steps must not push out the steps that were saved before it.
         due = config.checkpoint.every and step % config.checkpoint.every == 0 and not loop.counters.skipped_in_a_row
-        if due or last or stop:
-            session.store.save(_snapshot(session))
-        if stop and not last:
-            error = StoppedEarlyError(f"stopped after step {step} with a checkpoint; go on with --resume")
-            error.agreed = True
-            raise error
-    result = result or evaluate(parts)
+        if due or last or stop or ended:
+            session.store.save(session.snapshot())
+        if throughput.warm:
+            session.wish.took(turn_s=turn_s, save_s=time.perf_counter() - turn - turn_s)
+        if stop and not last and not ended:
+            _stop_early(session)
     session.faults.at_end()
-    return _finish(session, result, wall_s=time.perf_counter() - started, steps=loop.counters.step - first)
+    return _finish(session, result or evaluate(session.parts), ended, throughput, wall_s=time.perf_counter() - started)
 
 
-def _finish(session: Session, result: Score, *, wall_s: float, steps: int) -> Row:
-    """Compare the replicas, add up the bytes of all ranks, and mark the run as complete."""
+def _tell(session: Session, row: Row, result: Score | None) -> None:
+    """Write a step down and show it."""
+    if result:
+        row |= {"test_loss": result.loss, f"test_{result.name}": result.metric}
+    if session.writes:
+        session.folder.append(row)
+    session.narrator.step(session.loop.counters.step, progress_line(session.parts, row, result))
+
+
+def _stop_early(session: Session) -> None:
+    """End all ranks with exit code 75. Collective over the world."""
+    step = session.loop.counters.step
+    reasons = cast(list[str], gather(session.world, session.wish.reason(step)))
+    rank = next((rank for rank, reason in enumerate(reasons) if reason), 0)
+    _write_timeline(session)
+    error = StoppedEarlyError(
+        f"stopped after step {step} by {reasons[rank]} on rank {rank}, with a checkpoint; go on with --resume auto"
+    )
+    error.agreed = True
+    raise error
+
+
+def _write_timeline(session: Session) -> None:
+    """Keep what all ranks did in the last step. Collective over the world."""
+    lanes = gather(session.world, {"rank": session.world.rank, **timeline(session.loop.events)})
+    document: Row = {"step": session.loop.counters.step, "ranks": lanes}
+    agree(session.world, lambda: session.folder.write_timeline(document) if session.writes else None)
+
+
+def _finish(session: Session, result: Score, ended: str | None, throughput: Throughput, *, wall_s: float) -> Row:
+    """Compare the replicas, add up what all ranks did, and mark the run as complete."""
     parts = session.parts
-    world = parts.grid.world
     sha256 = params_sha256(parts.params)
-    reports = gather(world, [sha256, session.loop.counters.traffic.sent_bytes])
-    hashes, sent = zip(*cast(list[tuple[str, int]], reports), strict=True)
-    summary = summarize(
-        parts,
-        result,
-        wall_s=wall_s,
-        steps_timed=steps,
-        sent_bytes=sum(sent),
-        sha256=sha256,
-        identical=len(set(hashes)) == 1,
-    )
-    agree(world, lambda: session.folder.finish(summary) if session.writes else None)
-    return summary
-
-
-def _snapshot(session: Session) -> Snapshot:
-    """Collect views of everything that the next step depends on."""
-    parts, counters = session.parts, session.loop.counters
-    tensors = {f"params/{name}": values for name, values in parts.params.items()}
-    for buffer_name, buffer in parts.optimizer_state.buffers.items():
-        tensors |= {f"optimizer/{buffer_name}/{name}": values for name, values in buffer.items()}
-    local = {name: state.current for name, state in parts.exchange.state().items()}
-    totals = gather(parts.grid.world, asdict(counters.traffic))
-    meta = {
-        "config": session.resolved.to_toml(),
-        "optimizer_step": parts.optimizer_state.step,
-        "skipped": counters.skipped,
-        "skipped_in_a_row": counters.skipped_in_a_row,
-        "traffic": totals,
+    hashes = gather(session.world, sha256)
+    hosts = cast(list[str], gather(session.world, os.uname().nodename))
+    per_rank = [
+        {"rank": rank, "host": host, **totals}
+        for rank, (host, totals) in enumerate(zip(hosts, session.totals(), strict=True))
+    ]
+    if session.loop.events:
+        _write_timeline(session)
+    summary = summarize(parts, result, steps=session.loop.counters.step, per_rank=per_rank) | {
+        "stopped": ended,
+        "stop_rules": _stop_rules(parts.config.train),
+        "wall_s": wall_s,
+        "steps_timed": throughput.steps,
+        "samples_per_s": throughput.samples_per_s,
+        "param_sha256": sha256,
+        "replicas_identical": len(set(hashes)) == 1,
     }
-    fixed = [line for line in session.resolved.lines() if line.startswith(FIXED) and not line.startswith(FREE)]
-    return Snapshot(counters.step, tensors, local, meta, fixed)
-
-
-def _load(session: Session) -> None:
-    """Fill the live buffers from the newest checkpoint."""
-    snapshot = _snapshot(session)
-    meta = session.store.load(snapshot)
-    steps = session.parts.config.train.steps
-    if snapshot.step > steps:
-        error = ConfigError(
-            f"train.steps = {steps}, but {session.folder.checkpoints} is at step {snapshot.step}; "
-            f"set train.steps to {snapshot.step} or more"
-        )
-        error.agreed = True
-        raise error
-    session.parts.optimizer_state.step = cast(int, meta["optimizer_step"])
-    totals = cast(list[dict[str, float]], meta["traffic"])[session.parts.grid.world.rank]
-    session.loop.counters = Counters(
-        step=snapshot.step,
-        skipped=cast(int, meta["skipped"]),
-        skipped_in_a_row=cast(int, meta["skipped_in_a_row"]),
-        traffic=Traffic(**totals),  # type: ignore[arg-type]
-    )
+    agree(session.world, lambda: session.folder.finish(summary) if session.writes else None)
+    if ended:
+        session.narrator.say(f"ended     after step {session.loop.counters.step} by train.{ended}")
+    return summary

@@ -1,9 +1,10 @@
-"""The run folder: config.toml, metrics.jsonl, summary.json, checkpoints/. Only rank 0 (of each disk) writes it."""
+"""The run folder, as the README lists it. Only rank 0 (of each disk) writes it."""
 
 import json
 import math
 import os
 import shutil
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
@@ -12,6 +13,7 @@ from mpitrain.config.load import Resolved
 from mpitrain.errors import ConfigError
 
 CONFIG, METRICS, SUMMARY, CHECKPOINTS = "config.toml", "metrics.jsonl", "summary.json", "checkpoints"
+STARTS, TIMELINE = "starts.jsonl", "timeline.json"
 
 Row = dict[str, object]
 
@@ -37,7 +39,7 @@ class RunFolder:
         """
         if resume and overwrite:
             raise ConfigError("--resume goes on with a run and --overwrite replaces it; give one of them")
-        names = (CONFIG, METRICS, SUMMARY, CHECKPOINTS)
+        names = (CONFIG, METRICS, SUMMARY, STARTS, CHECKPOINTS)
         try:
             present = [name for name in names if (self.path / name).exists()]
         except OSError as error:
@@ -48,10 +50,22 @@ class RunFolder:
                 "with --overwrite, or set run.folder"
             )
 
-    def begin(self, resolved: Resolved, *, overwrite: bool, resumed_step: int | None) -> None:
-        """Make the folder and write the resolved configuration.
+    def begin(
+        self, resolved: Resolved, *, overwrite: bool, resumed_step: int | None, aside: Path | None, ranks: int
+    ) -> int:
+        """Make the folder, write the resolved configuration, and note the start.
 
-        Of a resumed run the rows after ``resumed_step`` go: their steps are about to be taken again.
+        The rows after ``resumed_step`` go: their steps are about to be taken again.
+
+        Parameters
+        ----------
+        aside : Path, optional
+            A later checkpoint that was set aside; the metrics and summary that led to it are copied beside it.
+
+        Returns
+        -------
+        int
+            Number of this start, from 1.
 
         Raises
         ------
@@ -60,19 +74,36 @@ class RunFolder:
         """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            if resumed_step is not None:
-                self._keep_rows(resumed_step)
-            (self.path / SUMMARY).unlink(missing_ok=True)
-            if overwrite and resumed_step is None:
-                (self.path / METRICS).unlink(missing_ok=True)
+            if aside is not None:
+                self._copy_records(aside.parent)
+            if overwrite:
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
+                (self.path / STARTS).unlink(missing_ok=True)
+            self._keep_rows(resumed_step or 0)
+            for name in (SUMMARY, TIMELINE):
+                (self.path / name).unlink(missing_ok=True)
             (self.path / CONFIG).write_text(resolved.to_toml(), encoding="utf-8")
+            return self._note_start(resumed_step or 0, ranks)
         except OSError as error:
             raise ConfigError(f"run.folder: cannot write {self.path}: {error.strerror}; set run.folder") from None
 
+    def _copy_records(self, folder: Path) -> None:
+        for name in (METRICS, SUMMARY):
+            if (self.path / name).exists():
+                shutil.copy(self.path / name, folder / name)
+
+    def _note_start(self, step: int, ranks: int) -> int:
+        path = self.path / STARTS
+        number = 1 + (len(path.read_bytes().splitlines()) if path.exists() else 0)
+        with path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"start": number, "time_s": time.time(), "step": step, "ranks": ranks}) + "\n")
+        return number
+
     def _keep_rows(self, last_step: int) -> None:
         metrics = self.path / METRICS
-        lines = metrics.read_text().splitlines(keepends=True) if metrics.exists() else []
+        if not metrics.exists():
+            return
+        lines = metrics.read_text().splitlines(keepends=True)
         metrics.write_text("".join(line for line in lines if _step_of(line) <= last_step))
 
     def append(self, row: Row) -> None:
@@ -91,10 +122,20 @@ class RunFolder:
             return None
 
     def finish(self, summary: Row) -> None:
-        """Write summary.json: the mark of a completed run."""
-        temporary = self.path / f".{SUMMARY}.tmp"
-        temporary.write_text(json.dumps(summary, indent=1) + "\n", encoding="utf-8")
-        os.replace(temporary, self.path / SUMMARY)
+        """Write summary.json: the mark of a completed run; raises ConfigError where the disk is full."""
+        self._write(SUMMARY, json.dumps(summary, indent=1))
+
+    def write_timeline(self, timeline: Row) -> None:
+        """Write timeline.json: what the ranks did during one step; raises ConfigError where the disk is full."""
+        self._write(TIMELINE, json.dumps(timeline))
+
+    def _write(self, name: str, text: str) -> None:
+        temporary = self.path / f".{name}.tmp"
+        try:
+            temporary.write_text(text + "\n", encoding="utf-8")
+            os.replace(temporary, self.path / name)
+        except OSError as error:
+            raise ConfigError(f"run.folder: cannot write {self.path / name}: {error.strerror}") from None
 
 
 def _step_of(line: str) -> float:

@@ -2,11 +2,15 @@
 
 import os
 import platform
+from collections.abc import Sequence
+from dataclasses import dataclass
 from importlib.metadata import version
 
 import mpitrain
+from mpitrain.collectives.base import Event
 from mpitrain.comm.runtime import library_name
 from mpitrain.kernels.jit import cache_folder
+from mpitrain.partition import split_sizes
 from mpitrain.train.build import Parts
 from mpitrain.train.evaluate import Score
 from mpitrain.train.exchange import float32_ring_bytes
@@ -14,17 +18,55 @@ from mpitrain.train.runfolder import Row
 
 MB = 1e6
 
+WARM_UP_STEPS = 5
+"""First steps of a start that throughput leaves out: caches fill, connections open."""
+
+
+@dataclass
+class Throughput:
+    """Samples and seconds of the steps of this start, without warm-up, evaluation and saves."""
+
+    steps: int = 0
+    samples: int = 0
+    seconds: float = 0.0
+
+    @property
+    def warm(self) -> bool:
+        """Whether the warm-up is over."""
+        return self.steps > WARM_UP_STEPS
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples of all ranks a second; None where no step came after the warm-up."""
+        return self.samples / self.seconds if self.seconds else None
+
+    def add(self, row: Row) -> None:
+        """Count a step."""
+        self.steps += 1
+        if self.warm:
+            self.samples += int(str(row["samples"]))
+            self.seconds += float(str(row["step_s"]))
+
+
+def timeline(events: Sequence[Event]) -> dict[str, object]:
+    """Describe this rank's step for timeline.json: its host, and events with seconds since the first one began."""
+    start = min((begin for _, begin, _ in events), default=0.0)
+    shown = [[what, round(begin - start, 6), round(end - start, 6)] for what, begin, end in events]
+    return {"host": os.uname().nodename, "events": sorted(shown, key=lambda event: float(str(event[1])))}
+
 
 def describe(parts: Parts) -> list[str]:
     """Tell what is about to run."""
     config, layout, exchange = parts.config, parts.params.layout, parts.exchange
     codecs = [f"{codec} for {len(names)} tensors" for codec, names in exchange.tensors_by_codec().items()]
-    data = parts.dataset
+    data, optim = parts.dataset, config.optim
     lines = [
         f"mpitrain  {mpitrain.__version__}, {library_name()}, {parts.grid.world.size} ranks",
         f"model     {config.model.kind}, {layout.num_parameters:,} parameters in {len(layout.specs)} tensors",
         f"data      {config.data.kind}: {sum(data.train_group_sizes):,} training samples of "
         f"{len(data.group_names)} groups, {data.num_test:,} test samples, {config.data.placement} placement",
+        f"train     {config.train.steps} steps, batches of {_batch(parts)}, nothing accumulated",
+        f"optim     {optim.kind}, lr {optim.lr:g}, {optim.schedule} after {optim.warmup_steps} steps of warm-up",
         f"exchange  {config.exchange.when}, {config.exchange.collective}, {', '.join(codecs)}; "
         f"memory {config.exchange.memory}, {len(exchange.sizes())} buckets",
         f"run       {config.run.folder}",
@@ -32,6 +74,15 @@ def describe(parts: Parts) -> list[str]:
     threads = os.environ.get("OMP_NUM_THREADS") or os.environ.get("OPENBLAS_NUM_THREADS") or "all"
     kernels = f"kept in {cache_folder}" if cache_folder else "compiled anew at every start: no folder can be written"
     return [*lines, f"machine   {threads} BLAS threads a rank, kernels {kernels}"]
+
+
+def _batch(parts: Parts) -> str:
+    """Tell the batch of all ranks, and what a rank has of it."""
+    size, ranks = parts.config.train.batch_size, parts.grid.data.size
+    if parts.config.data.placement == "station":
+        return f"{size} samples over all ranks, in proportion to their stations"
+    shares = sorted(set(split_sizes(size, ranks)), reverse=True)
+    return f"{size} samples over all ranks, {' or '.join(map(str, shares))} a rank"
 
 
 def progress_line(parts: Parts, row: Row, result: Score | None) -> str:
@@ -49,22 +100,19 @@ def progress_line(parts: Parts, row: Row, result: Score | None) -> str:
     return text + (f"  test {result.name} {result.metric:.4f}" if result else "")
 
 
-def summarize(
-    parts: Parts, result: Score, *, wall_s: float, steps_timed: int, sent_bytes: int, sha256: str, identical: bool
-) -> Row:
-    """Collect what summary.json holds.
+def summarize(parts: Parts, result: Score, *, steps: int, per_rank: list[dict[str, object]]) -> Row:
+    """Collect what summary.json holds beside the seconds of this start.
 
-    ``sent_bytes`` are payload and headers that all ranks handed to MPI for gradients over the whole run; the baseline
-    is what an uncompressed float32 ring would have sent in as many steps, without headers.
+    ``sent_bytes_total`` are payload and headers that all ranks handed to MPI for gradients over the whole run; the
+    baseline is what an uncompressed float32 ring would have sent in as many steps, without headers.
     """
     config = parts.config
-    baseline = float32_ring_bytes(parts.params.layout.num_parameters, parts.grid.data.size) * config.train.steps
+    sent_bytes = sum(int(str(totals["sent_bytes"])) for totals in per_rank)
+    baseline = float32_ring_bytes(parts.params.layout.num_parameters, parts.grid.data.size) * steps
     return {
         "metric": {"name": f"test_{result.name}", "value": result.metric},
         "loss": result.loss,
-        "steps": config.train.steps,
-        "wall_s": wall_s,
-        "steps_timed": steps_timed,
+        "steps": steps,
         "ranks": parts.grid.world.size,
         "grid": {"dp": parts.grid.shape.dp, "pp": parts.grid.shape.pp, "tp": parts.grid.shape.tp},
         "collective": config.exchange.collective,
@@ -75,8 +123,7 @@ def summarize(
         # What MPI's own sum sends is its affair: a ratio would compare unlike things.
         "ratio": baseline / sent_bytes if sent_bytes and config.exchange.collective != "native" else None,
         "num_parameters": parts.params.layout.num_parameters,
-        "param_sha256": sha256,
-        "replicas_identical": identical,
+        "per_rank": per_rank,
         "versions": {
             "mpitrain": mpitrain.__version__,
             "mpi": library_name(),

@@ -1,3 +1,7 @@
+import shutil
+import tempfile
+from pathlib import Path
+
 import numpy as np
 import pytest
 from mpi4py import MPI
@@ -48,3 +52,18 @@ def everywhere(world):
         return bool((table == table[0]).all())
 
     return same
+
+
+@pytest.fixture
+def folder(world):
+    """A folder that all ranks see, removed at the end."""
+    name = np.zeros(256, np.uint8)
+    if world.rank == 0:
+        path = tempfile.mkdtemp(prefix="mpitrain-test-").encode()
+        name[: len(path)] = np.frombuffer(path, np.uint8)
+    world.Bcast(name, 0)
+    shared = Path(name.tobytes().rstrip(b"\0").decode())
+    yield shared
+    world.Barrier()
+    if world.rank == 0:
+        shutil.rmtree(shared)

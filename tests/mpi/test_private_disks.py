@@ -29,7 +29,7 @@ def test_train_save_retire_and_resume(world):
     try:
         run(world, disk, steps=4)
         whole = run(world, disk.with_name(disk.name + "-whole"), steps=6)
-        resumed = run(world, disk, steps=6, resume=True)
+        resumed = run(world, disk, steps=6, resume="newest")
         assert resumed["param_sha256"] == whole["param_sha256"]
         folders = sorted(path.name for path in (disk / "run" / "checkpoints").iterdir())
         assert folders == ["step-00000006"]
@@ -55,10 +55,10 @@ def test_what_a_resumed_run_must_share_with_its_past(world):
             ("data.samples", 66, "written with data.samples = 60"),
         ):
             with pytest.raises(CheckpointError, match=message):
-                run(world, disk, steps=6, resume=True, change=f"{key}={value}")
+                run(world, disk, steps=6, resume="newest", change=f"{key}={value}")
         with pytest.raises(ConfigError, match="train.steps = 3, but .* is at step 4"):
-            run(world, disk, steps=3, resume=True)
-        again = run(world, disk, steps=4, resume=True)
+            run(world, disk, steps=3, resume="newest")
+        again = run(world, disk, steps=4, resume="newest")
         assert (again["param_sha256"], again["sent_bytes_total"]) == (first["param_sha256"], first["sent_bytes_total"])
         assert contents(disk) == before
     finally:
@@ -69,7 +69,7 @@ def contents(disk):
     return {path: path.read_bytes() for path in disk.rglob("*") if path.is_file()}
 
 
-def run(world, disk, *, steps, resume=False, change=None):
+def run(world, disk, *, steps, resume=None, change=None):
     tree = {**CONFIG, "train": {**CONFIG["train"], "steps": steps}, "run": {"folder": "run", "shared_fs": False}}
     disk.mkdir(exist_ok=True)
     here = Path.cwd()

@@ -12,8 +12,9 @@ import json
 import sys
 from pathlib import Path
 
+from mpitrain.cli import eval as scoring
 from mpitrain.cli import train
-from mpitrain.cli.main import app
+from mpitrain.cli.main import app, with_resume_value
 from mpitrain.comm import runtime
 from tests.system.helpers import snapshot
 
@@ -22,7 +23,7 @@ def call(arguments, watched):
     output, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stderr(error), contextlib.redirect_stdout(output):
         try:
-            app(arguments, prog_name="mpitrain")
+            app(with_resume_value(arguments), prog_name="mpitrain")
         except SystemExit as exit_:
             code = exit_.code
     digest = watched and hashlib.sha256(repr(sorted(snapshot(Path(watched)).items())).encode()).hexdigest()
@@ -31,7 +32,8 @@ def call(arguments, watched):
 
 def main(cases, results, watched=None):
     world = runtime.start()
-    end, train.finish, runtime.finish = runtime.finish, world.Barrier, lambda: None
+    end, runtime.finish = runtime.finish, lambda: None
+    train.finish = scoring.finish = world.Barrier
     found = [call(arguments, watched) for arguments in json.loads(Path(cases).read_text())]
     Path(f"{results}.{world.rank}").write_text(json.dumps(found))
     world.Barrier()

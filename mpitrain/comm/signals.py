@@ -1,0 +1,45 @@
+"""Wishes to stop that reach a process as signals. Needs neither MPI nor numpy, so that it can listen from the start."""
+
+import os
+import signal
+import sys
+from types import FrameType
+
+STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
+"""What schedulers send before they kill, what a lost terminal sends, and Ctrl-C."""
+
+ONCE = "\nmpitrain: saving a checkpoint; Ctrl-C again ends at once, without\n"
+"""For someone at a terminal."""
+
+
+class StopRequest:
+    """Whether this process has been asked to stop.
+
+    A handler only takes note: a rank that left by itself would leave the others waiting. The loop adds up the wishes
+    of all ranks at every step, so that all stop after the same one.
+
+    Attributes
+    ----------
+    reason : str
+        Name of the first signal; empty while there is none.
+    """
+
+    def __init__(self) -> None:
+        self.reason = ""
+
+    def listen(self) -> None:
+        """Take over the signals of this process, for good; call it from the main thread.
+
+        Again once MPI has started: UCX, which some MPI libraries load, takes SIGHUP for itself.
+        """
+        for number in STOP_SIGNALS:
+            signal.signal(number, self.note)
+
+    def note(self, number: int, frame: FrameType | None = None) -> None:
+        """Take note of a signal; a second Ctrl-C is a KeyboardInterrupt, for someone who does not want to wait."""
+        del frame
+        if number == signal.SIGINT:
+            if self.reason:
+                raise KeyboardInterrupt
+            os.write(sys.stderr.fileno(), ONCE.encode())  # print may be in the middle of another line
+        self.reason = self.reason or signal.Signals(number).name

@@ -1,0 +1,123 @@
+"""One start of a run: its objects, what a checkpoint keeps of them, and how they come back from one."""
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from typing import Literal, cast
+
+from mpitrain.checkpoint.snapshot import Snapshot
+from mpitrain.checkpoint.store import CheckpointStore
+from mpitrain.collectives.base import Traffic
+from mpitrain.comm.agreement import gather
+from mpitrain.comm.fault import FaultHook
+from mpitrain.comm.grid import Axis
+from mpitrain.config.load import Resolved
+from mpitrain.errors import ConfigError
+from mpitrain.train.build import Parts
+from mpitrain.train.console import Narrator
+from mpitrain.train.loop import Counters, Loop
+from mpitrain.train.runfolder import RunFolder
+from mpitrain.train.stopping import Progress, StopWish
+
+Resume = Literal["newest", "auto"] | int
+"""Which checkpoint to go on from: the newest one, which must be there and sound; the newest sound one, or none where
+there is none at all; the one of a step, and no other."""
+
+FIXED = (
+    "model.",
+    "data.",
+    "exchange.",
+    "optim.kind",
+    "parallel.",
+    "train.seed",
+    "train.batch_size",
+    "train.class_weights",
+)
+"""Settings that a resumed run shares with its past, or it would silently become another one."""
+
+FREE = ("data.path", "exchange.overlap")
+"""Of these, the ones that change no bit."""
+
+
+@dataclass
+class Session:
+    """One start of a run."""
+
+    resolved: Resolved
+    parts: Parts
+    folder: RunFolder
+    store: CheckpointStore
+    loop: Loop
+    wish: StopWish
+    narrator: Narrator
+    faults: FaultHook
+
+    @property
+    def world(self) -> Axis:
+        """All ranks of the run."""
+        return self.parts.grid.world
+
+    @property
+    def writes(self) -> bool:
+        """Whether this rank writes the run folder of its disk."""
+        return self.world.rank == 0
+
+    def totals(self) -> list[dict[str, float]]:
+        """Gather what every rank has sent and how it has spent its time, in the order of ranks. Collective."""
+        counters = self.loop.counters
+        mine = {**asdict(counters.traffic), "compute_s": counters.compute_s}
+        return cast(list[dict[str, float]], gather(self.world, mine))
+
+    def snapshot(self) -> Snapshot:
+        """Collect views of everything that the next step depends on. Collective."""
+        parts, counters = self.parts, self.loop.counters
+        tensors = {f"params/{name}": values for name, values in parts.params.items()}
+        for buffer_name, buffer in parts.optimizer_state.buffers.items():
+            tensors |= {f"optimizer/{buffer_name}/{name}": values for name, values in buffer.items()}
+        local = {name: state.current for name, state in parts.exchange.state().items()}
+        meta = {
+            "config": self.resolved.to_toml(),
+            "optimizer_step": parts.optimizer_state.step,
+            "skipped": counters.skipped,
+            "skipped_in_a_row": counters.skipped_in_a_row,
+            "progress": asdict(counters.progress),
+            "totals": self.totals(),
+        }
+        fixed = [line for line in self.resolved.lines() if line.startswith(FIXED) and not line.startswith(FREE)]
+        return Snapshot(counters.step, tensors, local, meta, fixed)
+
+    def load(self, resume: Resume) -> bool:
+        """Fill the live buffers from a checkpoint; return whether there was one. Collective.
+
+        Raises
+        ------
+        CheckpointError, ConfigError
+            On all ranks; see `CheckpointStore.load`.
+        """
+        if resume == "auto" and self.store.newest() is None:
+            return False
+        snapshot = self.snapshot()
+        step = resume if isinstance(resume, int) else None
+        meta = self.store.load(snapshot, step=step, fallback=resume == "auto", warn=self.narrator.say)
+        steps = self.parts.config.train.steps
+        if snapshot.step > steps:
+            error = ConfigError(
+                f"train.steps = {steps}, but {self.folder.checkpoints} is at step {snapshot.step}; "
+                f"set train.steps to {snapshot.step} or more"
+            )
+            error.agreed = True
+            raise error
+        self.parts.optimizer_state.step = cast(int, meta["optimizer_step"])
+        self.loop.counters = _counters(snapshot.step, meta, self.world.rank)
+        return True
+
+
+def _counters(step: int, meta: Mapping[str, object], rank: int) -> Counters:
+    totals = dict(cast(list[dict[str, float]], meta["totals"])[rank])
+    return Counters(
+        step=step,
+        skipped=cast(int, meta["skipped"]),
+        skipped_in_a_row=cast(int, meta["skipped_in_a_row"]),
+        compute_s=totals.pop("compute_s"),
+        traffic=Traffic(**totals),  # type: ignore[arg-type]
+        progress=Progress(**cast(dict[str, float], meta["progress"])),  # type: ignore[arg-type]
+    )

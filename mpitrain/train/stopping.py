@@ -1,0 +1,81 @@
+"""When a run ends before its last step: wishes of one rank, and rules about the score that all ranks share."""
+
+import time
+from dataclasses import dataclass
+
+from mpitrain.comm.fault import FaultHook
+from mpitrain.comm.signals import StopRequest
+from mpitrain.config.schema import RunConfig, TrainConfig
+from mpitrain.train.evaluate import Score
+
+RESERVE = 2.0
+"""Times the longest save and the longest step that must still fit before the time limit."""
+
+
+class StopWish:
+    """Why this rank wants to stop; the loop adds up the wishes of all ranks.
+
+    Parameters
+    ----------
+    request : StopRequest
+        Signals.
+    faults : FaultHook
+        A stop on purpose.
+    run : RunConfig
+        The time limit and its margin.
+    begin : float
+        When the run started, on the clock of `time.perf_counter`.
+    """
+
+    def __init__(self, request: StopRequest, faults: FaultHook, run: RunConfig, begin: float) -> None:
+        self._request, self._faults, self._run, self._begin = request, faults, run, begin
+        self._longest_turn_s = self._longest_save_s = 0.0
+
+    def took(self, *, turn_s: float, save_s: float) -> None:
+        """Learn how long a turn of the loop and its save took."""
+        self._longest_turn_s = max(self._longest_turn_s, turn_s)
+        self._longest_save_s = max(self._longest_save_s, save_s)
+
+    def reason(self, step: int) -> str:
+        """Name why this rank wants to stop after ``step``; empty if it does not."""
+        if self._request.reason:
+            return self._request.reason
+        limit = self._run.time_limit_s
+        if limit is not None and limit - (time.perf_counter() - self._begin) < self._reserve_s():
+            return f"run.time_limit_s = {limit:g}"
+        return "a fault on purpose" if self._faults.find("stop", step) else ""
+
+    def _reserve_s(self) -> float:
+        """Seconds to keep for the step under way and the save."""
+        return max(self._run.time_margin_s, RESERVE * (self._longest_save_s + self._longest_turn_s))
+
+
+@dataclass
+class Progress:
+    """How the score has developed; saved with the run.
+
+    Attributes
+    ----------
+    best_loss : float or None
+        Lowest test loss so far.
+    stale : int
+        Evaluations in a row that were not below it.
+    """
+
+    best_loss: float | None = None
+    stale: int = 0
+
+    def ended_by(self, score: Score, config: TrainConfig) -> str | None:
+        """Take note of an evaluation; return the setting of [train] that ends the run with it, if one does.
+
+        The score is that of all ranks, so all ranks decide alike.
+        """
+        if self.best_loss is None or score.loss < self.best_loss:
+            self.best_loss, self.stale = score.loss, 0
+        else:
+            self.stale += 1
+        if config.target is not None and score.reaches(config.target):
+            return "target"
+        if config.patience is not None and self.stale >= config.patience:
+            return "patience"
+        return None
