@@ -7,6 +7,9 @@ from dataclasses import dataclass
 LOG_RANGE = 50
 """Ratio of the largest to the smallest value from which on a linear axis would hide the small ones."""
 
+SMALLEST = 1e-300
+"""Below it no power of ten is safe from becoming zero."""
+
 
 @dataclass(frozen=True)
 class Axis:
@@ -35,26 +38,29 @@ class Axis:
         return [f"{tick:,.{decimals}f}" for tick in self.ticks]
 
 
-def make_axis(values: Iterable[float], start: float, end: float, *, zero: bool = False, log: bool = False) -> Axis:
+def make_axis(
+    values: Iterable[float], start: float, end: float, *, zero: bool = False, log: bool = False, least: float = 0.0
+) -> Axis:
     """Lay an axis around the numbers among ``values``; ``zero`` makes it begin at 0.
 
     ``log`` allows a logarithmic one, which is taken where all values are positive and range over more than LOG_RANGE.
+    ``least`` bounds the distance of linear ticks from below: 1 for what is counted.
     """
     finite = [value for value in values if not math.isnan(value)] or [0.0]
     low, high = min(finite), max(finite)
-    if log and low > 0 and high > LOG_RANGE * low:
+    if log and low > SMALLEST and high > LOG_RANGE * low:
         return Axis(log_ticks(low, high), start, end, log=True)
-    return Axis(linear_ticks(min(low, 0.0) if zero else low, high), start, end)
+    return Axis(linear_ticks(min(low, 0.0) if zero else low, high, least=least), start, end)
 
 
-def linear_ticks(low: float, high: float, wanted: int = 5) -> list[float]:
+def linear_ticks(low: float, high: float, *, least: float = 0.0, wanted: int = 5) -> list[float]:
     """Return multiples of 1, 2 or 5 times a power of ten from below ``low`` to above ``high``; two at least."""
     if high - low <= 1e-9 * max(abs(low), abs(high)) or high - low < 1e-290:
         margin = 0.1 * max(abs(low), abs(high)) or 1.0
         low, high = (low - margin, high + margin) if low else (0.0, margin)
     raw = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(raw))
-    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    step = max(least, next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9)))
     first, last = math.floor(low / step + 1e-9), math.ceil(high / step - 1e-9)
     return [count * step for count in range(first, max(last, first + 1) + 1)]
 

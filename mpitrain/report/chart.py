@@ -53,7 +53,8 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, *, zero: bool 
     """Draw lines over a common x axis that begins at 0; y is logarithmic where that shows more, unless ``zero``."""
     xs = [x for line in lines for x, _ in line.points]
     ys = [y for line in lines for _, y in line.points] + [y for line in lines for row in line.band for y in row[1:]]
-    x, y = make_axis(xs, LEFT, RIGHT, zero=True), make_axis(ys, BOTTOM, TOP, zero=zero, log=not zero)
+    x = make_axis(xs, LEFT, RIGHT, zero=True, least=1.0 if x_label == "step" else 0.0)
+    y = make_axis(ys, BOTTOM, TOP, zero=zero, log=not zero)
     parts = [*_grid(x, y), _text(RIGHT, BOTTOM + 36, x_label, "end")]
     parts.append(
         f'<text class="axis" transform="translate(14 {(TOP + BOTTOM) / 2:g}) rotate(-90)" text-anchor="middle">'

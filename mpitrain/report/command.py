@@ -12,7 +12,7 @@ NAME = "report.html"
 
 LEGEND = """\
 bytes sent: payload and headers of gradients, by all ranks together
-than float32: beside an uncompressed float32 ring, without headers"""
+vs float32: beside an uncompressed float32 ring, without headers"""
 
 
 def main(folders: list[Path], output: Path | None) -> int:

@@ -24,14 +24,14 @@ def facts(run: Run) -> dict[str, str]:
         "ranks": _count(_ranks(run)),
         "grid": ", ".join(f"{axis} {_count(number(grid, axis))}" for axis in grid) or UNKNOWN,
         "collective": _setting(run, "collective"),
-        "what travelled": travelled(run),
+        "travelled as": travelled(run),
         "parameters": _count(number(summary, "num_parameters")),
         "steps": _steps(run),
         printable(str(metric.get("name", "test metric"))).replace("_", " ", 1): _decimal(number(metric, "value")),
         "test loss": _decimal(number(summary, "loss")),
         "bytes sent, all ranks": _bytes(sent),
         "float32 ring would send": _bytes(ring),
-        "than float32": saving(run),
+        "bytes vs float32 ring": saving(run),
         "samples/s after warm-up": _count(number(summary, "samples_per_s")),
         "wall time": _known(number(summary, "wall_s"), seconds_text),
         "skipped steps": _count(skipped[-1]) if skipped else UNKNOWN,
@@ -78,7 +78,7 @@ def terminal_table(runs: Sequence[Run]) -> str:
     """Lay out what a newcomer asks first, in 80 columns: result, bytes, time."""
     names = {run.metric for run in runs}
     same = len(names) == 1
-    head = ["run", "what travelled", f"test {names.pop()}".strip() if same else "test", "bytes sent", "than float32"]
+    head = ["run", "travelled as", f"test {names.pop()}".strip() if same else "test", "bytes sent", "vs float32"]
     rows = [[*head, "time"]]
     for run in runs:
         result = _decimal(number(table(run.summary, "metric"), "value"))

@@ -77,7 +77,7 @@ class Run:
         told = str(table(self.summary, "metric").get("name", ""))
         seen = (key for row in self.rows for key in row if key.startswith("test_") and key != "test_loss")
         trained = (key for key in (self.rows[0] if self.rows else {}) if key in ("accuracy", "rmse", "bits_per_char"))
-        return (told or next(seen, "")).removeprefix("test_") or next(trained, "")
+        return printable((told or next(seen, "")).removeprefix("test_") or next(trained, ""))
 
 
 def read_runs(folders: list[Path]) -> list[Run]:
@@ -99,7 +99,7 @@ def read_runs(folders: list[Path]) -> list[Run]:
 
 def read_run(folder: Path, name: str) -> Run:
     """Read one run folder; raises ConfigError where it holds neither rows nor a summary."""
-    if not any((folder / file).is_file() for file in (METRICS, SUMMARY)):
+    if not any(os.path.isfile(folder / file) for file in (METRICS, SUMMARY)):
         raise ConfigError(
             f"report: {printable(str(folder))} holds no run: neither {METRICS} nor {SUMMARY}; give the run.folder of a "
             "training"
@@ -134,8 +134,7 @@ def tables(row: Row, key: str) -> list[Row]:
 
 
 def printable(text: str) -> str:
-    """Make a name fit for any page and terminal: no control characters, no bytes that are not UTF-8."""
-    text = os.fsencode(text).decode("utf-8", "replace")
+    """Make a name fit for any page and terminal: no control characters, no halves of characters."""
     return "".join(character if character.isprintable() else "?" for character in text)
 
 

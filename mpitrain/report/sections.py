@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 from mpitrain.report.chart import Bar, Line, bar_chart, lane_chart, legend, line_chart, swatches
-from mpitrain.report.read import Event, RankTime, Run, number
+from mpitrain.report.read import Event, RankTime, Run, number, printable
 from mpitrain.report.series import (
     BYTE_UNITS,
     SECOND_UNITS,
@@ -46,21 +46,27 @@ def learning(runs: Sequence[Run]) -> list[str]:
 
 
 def _training_loss(group: Sequence[Entry], suffix: str) -> str:
-    """Draw the loss over steps: the mean of each bucket, before the range of what was averaged."""
-    title = "Training loss" + suffix
+    """Draw the loss over steps, before the range of what was averaged into a point."""
+    title, shaded = "Training loss" + suffix, len(group) <= MAX_BANDS
     lines = []
     for style, run in group:
         points = buckets(run.column("step"), run.column("loss"))
-        band = [(point.x, point.low, point.high) for point in points] if len(group) <= MAX_BANDS else []
+        band = [(point.x, point.low, point.high) for point in points] if shaded else []
         lines.append(Line(run.name, style, [(point.x, point.mean) for point in points], band))
     if not _drawable(lines):
         return figure(title, "", "No step with a finite loss.")
-    size = max(bucket_size(len(run.rows)) for _, run in group)
-    note = "Every step is drawn."
-    if size > 1:
-        shade = "; the shade spans the smallest and largest of them" if len(group) <= MAX_BANDS else ""
-        note = f"A point is the mean of up to {size} consecutive steps{shade}."
-    return figure(title, legend(lines) + line_chart(lines, "step", "training loss"), note + _not_finite(group))
+    note = _averaging(max(len(run.rows) for _, run in group), "steps", shaded=shaded) + _not_finite(group)
+    return figure(title, legend(lines) + line_chart(lines, "step", "training loss"), note)
+
+
+def _averaging(rows: int, what: str, *, shaded: bool = False) -> str:
+    """Say what a point is, where it is more than one row."""
+    size = bucket_size(rows)
+    if size == 1:
+        return ""
+    return f"A point is the mean of up to {size} {what} in a row" + (
+        "; the shade spans the smallest and the largest of them." if shaded else "."
+    )
 
 
 def _not_finite(group: Sequence[Entry]) -> str:
@@ -73,14 +79,16 @@ def _tests(group: Sequence[Entry], suffix: str) -> list[str]:
     keys = dict.fromkeys(key for _, run in group for row in run.rows for key in row if key.startswith("test_"))
     found = []
     for key in sorted(keys, key=lambda key: (key == "test_loss", key)):
-        lines = []
+        lines, most = [], 0
         for style, run in group:
             rows = [row for row in run.rows if not math.isnan(number(row, key))]
             points = buckets([number(row, "step") for row in rows], [number(row, key) for row in rows])
             lines.append(Line(run.name, style, [(point.x, point.mean) for point in points], dots=True))
-        name = key.replace("_", " ", 1)
-        if _drawable(lines):
-            found.append(figure(name.capitalize() + suffix, legend(lines) + line_chart(lines, "step", name)))
+            most = max(most, len(rows))
+        name = printable(key).replace("_", " ", 1)
+        if most:
+            picture = legend(lines) + line_chart(lines, "step", name)
+            found.append(figure(name.capitalize() + suffix, picture, _averaging(most, "evaluations")))
     return found
 
 

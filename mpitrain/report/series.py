@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-MAX_POINTS = 120
+MAX_POINTS = 80
 """Of a line: more could not be told apart in print, and the means of that many buckets are calm enough to compare."""
 
 
