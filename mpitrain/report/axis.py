@@ -7,8 +7,8 @@ from dataclasses import dataclass
 LOG_RANGE = 50
 """Ratio of the largest to the smallest value from which on a linear axis would hide the small ones."""
 
-SMALLEST = 1e-300
-"""Below it no power of ten is safe from becoming zero."""
+SMALLEST = 1e-280
+"""Below it differences and powers of ten are not safe from becoming zero."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,9 @@ def make_axis(
 
 def linear_ticks(low: float, high: float, *, least: float = 0.0, wanted: int = 5) -> list[float]:
     """Return multiples of 1, 2 or 5 times a power of ten from below ``low`` to above ``high``; two at least."""
-    if high - low <= 1e-9 * max(abs(low), abs(high)) or high - low < 1e-290:
-        margin = 0.1 * max(abs(low), abs(high)) or 1.0
+    largest = max(abs(low), abs(high))
+    if high - low <= max(1e-9 * largest, SMALLEST):
+        margin = 0.1 * largest if largest > SMALLEST else 1.0
         low, high = (low - margin, high + margin) if low else (0.0, margin)
     raw = (high - low) / wanted
     power = 10.0 ** math.floor(math.log10(raw))

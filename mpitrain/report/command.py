@@ -33,7 +33,7 @@ def main(folders: list[Path], output: Path | None) -> int:
 def _write(path: Path, text: str) -> None:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8", errors="replace")
+        path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(
             f"report: cannot write {printable(str(path))}: {error.strerror}; name another file with --output"

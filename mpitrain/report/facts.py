@@ -22,7 +22,8 @@ def facts(run: Run) -> dict[str, str]:
     return {
         "started": _started(run),
         "ranks": _count(_ranks(run)),
-        "grid": ", ".join(f"{axis} {_count(number(grid, axis))}" for axis in grid) or UNKNOWN,
+        "grid": ", ".join(f"{axis} {_count(number(grid, axis))}" for axis in ("dp", "pp", "tp") if axis in grid)
+        or UNKNOWN,
         "collective": _setting(run, "collective"),
         "travelled as": travelled(run),
         "parameters": _count(number(summary, "num_parameters")),

@@ -14,6 +14,7 @@ from mpitrain.report.series import (
     bytes_text,
     running_sum,
     seconds_text,
+    thinned,
     unit,
 )
 
@@ -122,8 +123,8 @@ def traffic(runs: Sequence[Run]) -> str:
     size, name = unit(largest, BYTE_UNITS)
     lines = []
     for style, (run, values) in enumerate(zip(runs, sums, strict=True)):
-        every = buckets(run.column("step"), [value / size for value in values])
-        lines.append(Line(run.name, style, [(0.0, 0.0), *((point.x, point.mean) for point in every)]))
+        points = thinned(list(zip(run.column("step"), [value / size for value in values], strict=True)))
+        lines.append(Line(run.name, style, [(0.0, 0.0), *points]))
     for ring in rings:
         label = "float32 ring" + (f", {bytes_text(ring)} a step" if len(rings) > 1 else "")
         lines.append(Line(label, None, [(0.0, 0.0), (last, ring * last / size)]))

@@ -34,6 +34,11 @@ def buckets(x: Sequence[float], y: Sequence[float]) -> list[Bucket]:
     return found
 
 
+def thinned(points: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Keep the last point of every bucket: enough of what only rises."""
+    return points[:: -bucket_size(len(points))][::-1]
+
+
 def running_sum(values: Sequence[float]) -> list[float]:
     """Sum up to and including each value; NaN adds nothing."""
     total, sums = 0.0, []

@@ -21,10 +21,10 @@ from mpitrain.report.command import main
 from mpitrain.report.facts import differences, fact_table, terminal_table
 from mpitrain.report.page import page
 from mpitrain.report.read import read_run, read_runs
-from mpitrain.report.series import MAX_POINTS, buckets, bytes_text, running_sum, seconds_text
+from mpitrain.report.series import MAX_POINTS, buckets, bytes_text, running_sum, seconds_text, thinned
 
 NAN = math.nan
-CONFIG = '[train]\nsteps = {steps}  # --set\n[exchange]\ncodec = "{codec}"  # my.toml\n[run]\nfolder = "x"  # default\n'
+CONFIG = '[train]\nsteps = {steps}  # --set\n[exchange]\ncodec = "{codec}"  # my.toml\n[run]\nfolder = "{folder}"\n'
 
 
 def row(step, **changes):
@@ -80,8 +80,8 @@ def write(folder, rows=None, *, told=None, config=None, timeline=None):
 def whole(folder, codec="int8", steps=10, **changes):
     rows = [row(step) for step in range(1, steps + 1)]
     rows[-1] |= {"test_loss": 0.25, "test_accuracy": 0.875}
-    told = summary(steps=steps, codec=codec, **changes)
-    return write(folder, rows, told=told, config=CONFIG.format(steps=steps, codec=codec), timeline=TIMELINE)
+    told, config = summary(steps=steps, codec=codec, **changes), CONFIG.format(steps=steps, codec=codec, folder=folder)
+    return write(folder, rows, told=told, config=config, timeline=TIMELINE)
 
 
 class Balance(html.parser.HTMLParser):
@@ -172,7 +172,7 @@ def missing(folder):
 
 
 def test_a_crashed_run_says_what_is_missing(tmp_path):
-    folder = write(tmp_path / "run", [row(1), row(2)], config=CONFIG.format(steps=9, codec="int8"))
+    folder = write(tmp_path / "run", [row(1), row(2)], config=CONFIG.format(steps=9, codec="int8", folder="x"))
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')
     told = missing(folder)
@@ -361,7 +361,6 @@ def test_buckets_keep_extremes(values):
     if finite:
         assert min(point.low for point in found if not math.isnan(point.low)) == min(finite)
         assert max(point.high for point in found if not math.isnan(point.high)) == max(finite)
-    assert [point.mean for point in found] == values or len(values) > MAX_POINTS or finite != values
 
 
 def test_buckets_and_sums():
@@ -369,6 +368,10 @@ def test_buckets_and_sums():
     size = 2 * MAX_POINTS
     found = buckets(list(range(size)), [float(number) for number in range(size)])
     assert [(point.x, point.mean, point.low, point.high) for point in found[:2]] == [(0.5, 0.5, 0, 1), (2.5, 2.5, 2, 3)]
+    falling = buckets(list(range(size)), [float(-number) for number in range(size)])
+    assert [(point.low, point.high) for point in falling[:2]] == [(-1, 0), (-3, -2)]
+    points = [(float(number), 0.0) for number in range(size + 1)]
+    assert thinned(points) == points[1::3], "the last one among them"
     assert running_sum([1.0, NAN, 2.0]) == [1.0, 1.0, 3.0]
 
 
@@ -384,11 +387,19 @@ def test_ticks_are_round_and_cover(a, b):
     assert round(mantissa, 3) in (1, 2, 5, 10)
 
 
+def test_a_missing_number_interrupts_line_and_shade():
+    points = [(1.0, 1.0), (2.0, 2.0), (3.0, NAN), (4.0, 1.0), (5.0, 1.0), (6.0, NAN), (7.0, 3.0)]
+    picture = line_chart([Line("a", 0, points, [(x, y - 0.5, y + 0.5) for x, y in points])], "step", "y")
+    for css in ("line", "band"):
+        assert re.search(f'class="{css} c0 d0" d="([^"]+)"', picture)[1].count("M") == 3
+    assert picture.count("<circle") == 1, "the point that stands alone"
+
+
 @given(st.lists(numbers, min_size=1, max_size=20), st.booleans())
 def test_every_value_lies_inside_its_chart(values, positive):
     values = [abs(value) for value in values] if positive else values
-    check_text = line_chart([Line("a", 0, list(enumerate(values)), dots=True)], "step", "y")
-    places = [float(place) for place in re.findall(r'cy="([^"]+)"', check_text)]
+    picture = line_chart([Line("a", 0, list(enumerate(values)), dots=True)], "step", "y")
+    places = [float(place) for place in re.findall(r'cy="([^"]+)"', picture)]
     assert len(places) == len(values)
     assert all(11.9 <= place <= 256.1 for place in places)
 
