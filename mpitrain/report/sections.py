@@ -30,7 +30,7 @@ Entry = tuple[int, Run]
 
 def figure(title: str, picture: str, note: str = "") -> str:
     """Put a picture under its title, and what must be known of it below."""
-    caption = f"<p>{escape(note)}</p>" if note else ""
+    caption = f"<p>{escape(note.strip())}</p>" if note else ""
     return f"<section><h2>{escape(title)}</h2>{picture}{caption}</section>"
 
 
