@@ -26,6 +26,7 @@ COMMANDS = {
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-start": "mpitrain.bench.start",
+    "report": "mpitrain.report.command",
 }
 """Modules with a function ``main``; each may import whatever it needs."""
 
@@ -34,7 +35,7 @@ RESUME_VALUES = rf"auto|{NEWEST}|[0-9]+"
 
 DEFAULT_CELLS = ["raw", "int8:residual"]
 
-WITHOUT_MPI = {"bench-codec", "bench-convergence", "bench-start"}
+WITHOUT_MPI = {"bench-codec", "bench-convergence", "bench-start", "report"}
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
@@ -161,6 +162,17 @@ def evaluate(
 ) -> None:
     """Score a run on its test samples, on any number of ranks."""
     call("eval", run, overrides or [], step=step, output=json)
+
+
+@app.command()
+def report(
+    folders: Annotated[list[Path], typer.Argument(help="Run folders; several are compared.", metavar="RUN…")],
+    output: Annotated[
+        Path | None, typer.Option(help="HTML file; report.html in the first run folder where left out.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Sum up runs, and draw them into one HTML file; needs no MPI."""
+    call("report", folders, output)
 
 
 @bench.command("codec")
