@@ -20,6 +20,7 @@ from mpitrain.errors import ExitCode
 COMMANDS = {
     "train": "mpitrain.cli.train",
     "launch": "mpitrain.cli.launch",
+    "inspect": "mpitrain.cli.inspect",
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-start": "mpitrain.bench.start",
@@ -28,7 +29,7 @@ COMMANDS = {
 
 DEFAULT_CELLS = ["raw", "int8:residual"]
 
-WITHOUT_MPI = {"bench-codec", "bench-convergence", "bench-start"}
+WITHOUT_MPI = {"inspect", "bench-codec", "bench-convergence", "bench-start"}
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
@@ -127,6 +128,19 @@ def launch(
         oversubscribe=oversubscribe,
         show=show,
     )
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="Run folder, its checkpoints, or one step.", metavar="PATH")],
+    other: Annotated[
+        Path | None, typer.Argument(help="Compare with this one, tensor by tensor.", metavar="OTHER")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+) -> None:
+    """Verify a checkpoint and show what it holds; exit 4 if it is not sound."""
+    call("inspect", path, other, as_json=json, all_tensors=tensors)
 
 
 @bench.command("codec")

@@ -222,6 +222,7 @@ def test_a_failed_save_removes_nothing(axis, root):
     assert os.listdir(root) == ["step-00000005"]
 
 
+@pytest.mark.parametrize("comm", ["world"], indirect=True)
 def test_the_folder_does_not_grow(axis, root):
     """H11: fifty saves, of which two stay."""
     store = save(axis, root, 1, keep=2)
