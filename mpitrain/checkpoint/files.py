@@ -101,7 +101,7 @@ def verify_shard(path: Path, tensors: dict[str, Floats], local: dict[str, Floats
     with open_shard(path) as file:
         for group, arrays in groups.items():
             for name, values in arrays.items():
-                if _read(file, f"{group}/{name}").tobytes() != np.ascontiguousarray(values).tobytes():
+                if read_array(file, f"{group}/{name}").tobytes() != np.ascontiguousarray(values).tobytes():
                     raise CheckpointError(f"checkpoint: {path} was not kept as written ({group}/{name} differs)")
 
 
@@ -119,7 +119,7 @@ def open_shard(path: Path) -> Any:
 
 def read_into(file: Any, name: str, out: Floats) -> None:
     """Fill ``out`` with a dataset of exactly its shape and type; raises CheckpointError."""
-    values = _read(file, name)
+    values = read_array(file, name)
     if values.shape != out.shape or values.dtype != out.dtype:
         raise CheckpointError(
             f"checkpoint: {file.filename}: {name} is {values.dtype} {values.shape}, "
@@ -128,7 +128,8 @@ def read_into(file: Any, name: str, out: Floats) -> None:
     out[...] = values
 
 
-def _read(file: Any, name: str) -> Floats:
+def read_array(file: Any, name: str) -> Floats:
+    """Read a dataset; raises DamageError where it cannot be read, CheckpointError where it is not there."""
     try:
         if name in file:
             return cast(Floats, file[name][()])
@@ -153,7 +154,7 @@ def write_index(path: Path, tensors: dict[str, Floats], owners: dict[str, int], 
 def read_meta(path: Path) -> Meta:
     """Read the small facts of an index; raises DamageError."""
     with open_shard(path) as file:
-        text: object = _read(file, "meta")
+        text: object = read_array(file, "meta")
     try:
         meta = json.loads(text) if isinstance(text, bytes) else None
     except (ValueError, RecursionError) as error:

@@ -23,6 +23,7 @@ COMMANDS = {
     "train": "mpitrain.cli.train",
     "launch": "mpitrain.cli.launch",
     "eval": "mpitrain.cli.eval",
+    "inspect": "mpitrain.cli.inspect",
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-start": "mpitrain.bench.start",
@@ -35,7 +36,7 @@ RESUME_VALUES = rf"auto|{NEWEST}|[0-9]+"
 
 DEFAULT_CELLS = ["raw", "int8:residual"]
 
-WITHOUT_MPI = {"bench-codec", "bench-convergence", "bench-start", "report"}
+NEEDS_MPI = {"train", "launch", "eval"}
 
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
 
@@ -83,7 +84,7 @@ def _chosen(resume: str | None) -> str | int | None:
 
 def call(command: str, *args: object, **options: object) -> None:
     """Import the module of a command and run it."""
-    if command not in WITHOUT_MPI:
+    if command in NEEDS_MPI:
         _load_mpi()
     main = cast(Callable[..., int | None], importlib.import_module(COMMANDS[command]).main)
     raise typer.Exit(main(*args, **options) or 0)
@@ -173,6 +174,19 @@ def report(
 ) -> None:
     """Sum up runs, and draw them into one HTML file; needs no MPI."""
     call("report", folders, output)
+
+
+@app.command()
+def inspect(
+    path: Annotated[Path, typer.Argument(help="Run folder, its checkpoints, or one step.", metavar="PATH")],
+    other: Annotated[
+        Path | None, typer.Argument(help="Compare with this one, tensor by tensor.", metavar="OTHER")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+) -> None:
+    """Verify a checkpoint and show what it holds; exit 4 if it is not sound."""
+    call("inspect", path, other, as_json=json, all_tensors=tensors)
 
 
 @bench.command("codec")

@@ -222,6 +222,7 @@ def test_a_failed_save_removes_nothing(axis, root):
     assert os.listdir(root) == ["step-00000005"]
 
 
+@pytest.mark.parametrize("comm", ["world"], indirect=True)
 def test_the_folder_does_not_grow(axis, root):
     """H11: fifty saves, of which two stay."""
     store = save(axis, root, 1, keep=2)
@@ -300,3 +301,74 @@ def test_private_disks(axis, disk):
         ):
             make_store(turned, disk).newest()
         turned.comm.Free()
+
+
+class DiedError(BaseException):
+    """Stands for SIGKILL: nothing that would clean up gets anything done."""
+
+
+def dying(monkeypatch, after):
+    """Let the process die instead of its operation number ``after`` on folders and whole files, and for good."""
+    done = []
+
+    def mortal(operation):
+        def attempt(*args, **options):
+            done.append(operation.__name__)
+            if len(done) > after:
+                raise DiedError
+            return operation(*args, **options)
+
+        return attempt
+
+    for name in ("mkdir", "replace", "rename", "unlink", "rmdir", "fsync"):
+        monkeypatch.setattr(os, name, mortal(getattr(os, name)))
+    return done
+
+
+def lives(monkeypatch, after, action):
+    """Do something; tell whether it came to its end before the process died."""
+    with monkeypatch.context() as patch:
+        dying(patch, after)
+        try:
+            action()
+        except DiedError:
+            return False
+    return True
+
+
+@pytest.mark.parametrize("comm", ["world"], indirect=True)
+def test_death_at_any_moment_of_a_save(axis, root, monkeypatch):
+    """H01: then the step before is there, whole, or already the new one; the next save leaves nothing else behind."""
+    alone, loaded = Axis(MPI.COMM_SELF), []
+    for after in range(100 if axis.rank == 0 else 0):
+        here = root / str(after)
+        store = save(alone, here, 1, 2, keep=1)
+        finished = lives(monkeypatch, after, lambda store=store: store.save(state(alone, 3)))
+        found = state(alone, 0, fill=-1)
+        store.load(found)
+        assert_loaded(alone, found, found.step)
+        loaded.append(found.step)
+        store.save(state(alone, found.step + 1))
+        assert os.listdir(here) == [step_folder(here, found.step + 1).name]
+        if finished:
+            break
+    assert loaded == sorted(loaded)
+    assert set(loaded) == ({2, 3} if axis.rank == 0 else set())
+    assert len(loaded) < 100
+    gather(axis, None)
+
+
+@pytest.mark.parametrize("comm", ["world"], indirect=True)
+def test_death_while_steps_are_set_aside(axis, root, monkeypatch):
+    """Every step is still somewhere, and the next attempt moves the rest."""
+    alone = Axis(MPI.COMM_SELF)
+    for after in range(100 if axis.rank == 0 else 0):
+        here = root / str(after)
+        store = save(alone, here, 1, 2, 3)
+        finished = lives(monkeypatch, after, lambda store=store: store.set_aside_after(1))
+        assert sorted(path.parent.name for path in here.rglob(COMMIT)) == [f"step-0000000{step}" for step in (1, 2, 3)]
+        store.set_aside_after(1)
+        assert list(committed_steps(here)) == [1]
+        if finished:
+            break
+    gather(axis, None)
