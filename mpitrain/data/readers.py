@@ -1,0 +1,43 @@
+"""One way to read a file of rows, whatever its format."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Protocol
+
+from mpitrain.data.npz_file import NpzFile
+from mpitrain.data.problems import Array, problem
+
+
+class Reader(Protocol):
+    """Reads arrays of one file. It keeps no handle open and no rows in memory.
+
+    Attributes
+    ----------
+    noun : str
+        What the format calls an array, for messages.
+    names : list of str
+        All arrays of the file.
+    """
+
+    noun: str
+    names: list[str]
+
+    def read(self, wanted: Sequence[str]) -> dict[str, Array]:
+        """Read arrays of the file, in one pass; raises DataError where one cannot be read."""
+
+    def place(self, row: int) -> str:
+        """Say where a row is, for messages."""
+
+
+FORMATS: dict[str, Callable[[Path], Reader]] = {".npz": NpzFile}
+"""By the end of the file's name, in lower case."""
+
+
+def open_reader(path: Path) -> Reader:
+    """Choose the reader by the file's name; raises DataError where there is none or the file is damaged."""
+    reader = FORMATS.get(path.suffix.lower())
+    if reader is None:
+        raise problem(
+            path, "", f"expected a name that ends in {', '.join(FORMATS)}", "convert the file, or rename it to its kind"
+        )
+    return reader(path)
