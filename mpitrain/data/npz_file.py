@@ -15,6 +15,7 @@ class NpzFile:
     """Reads an archive as ``numpy.savez`` writes it (a `Reader`); raises DataError where it is none."""
 
     noun = "array"
+    rows_only = False
 
     def __init__(self, path: Path) -> None:
         self._path = path

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from mpitrain.data.csv_file import CsvFile
+from mpitrain.data.hdf5_file import Hdf5File
 from mpitrain.data.npz_file import NpzFile
 from mpitrain.data.problems import Array, problem
 
@@ -15,11 +17,14 @@ class Reader(Protocol):
     ----------
     noun : str
         What the format calls an array, for messages.
+    rows_only : bool
+        Every array has one entry a row, so that none can name the columns, classes or groups of another.
     names : list of str
         All arrays of the file.
     """
 
     noun: str
+    rows_only: bool
     names: list[str]
 
     def read(self, wanted: Sequence[str]) -> dict[str, Array]:
@@ -29,7 +34,12 @@ class Reader(Protocol):
         """Say where a row is, for messages."""
 
 
-FORMATS: dict[str, Callable[[Path], Reader]] = {".npz": NpzFile}
+FORMATS: dict[str, Callable[[Path], Reader]] = {
+    ".npz": NpzFile,
+    ".h5": Hdf5File,
+    ".hdf5": Hdf5File,
+    ".csv": CsvFile,
+}
 """By the end of the file's name, in lower case."""
 
 

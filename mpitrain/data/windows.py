@@ -9,8 +9,9 @@ from mpitrain.arrays import Floats, Ints
 from mpitrain.config.schema import DataConfig, Task
 from mpitrain.data.columns import kept_columns, read_columns, signed_log1p, split_names
 from mpitrain.data.dataset import Block, Dataset, Split
+from mpitrain.data.labels import Groups, read_groups, read_labels
 from mpitrain.data.problems import position_of
-from mpitrain.data.table import Groups, Table
+from mpitrain.data.table import Table
 from mpitrain.errors import DataError
 
 _Starts = npt.NDArray[np.int64]
@@ -37,8 +38,8 @@ def open_windows(config: DataConfig, task: Task) -> Dataset:
         [name for name in (*split_names(config.x), config.y, config.group, config.station) if name]
     ):
         names, x = read_columns(table, config, task)
-        groups = table.read_groups(config.group, "group", len(x), config.x)
-        stations = table.read_groups(config.station, "station", len(x), config.x) if config.station else groups
+        groups = read_groups(table, config.group, "group", len(x), config.x)
+        stations = read_groups(table, config.station, "station", len(x), config.x) if config.station else groups
         target, class_names = _read_target(table, config, task, len(x))
     kept = kept_columns(names, config)
     starts = _usable_starts(x, names, groups, config, task)
@@ -121,7 +122,7 @@ class WindowSource:
 def _read_target(table: Table, config: DataConfig, task: Task, rows: int) -> tuple[Floats | Ints, list[str]]:
     """Read the target of each row, and the names of its classes."""
     if task == "classify":
-        labels = table.read_labels(config.y, rows, config.x)
+        labels = read_labels(table, config.y, rows, config.x)
         return labels.codes, labels.names
     values = table.to_finite(config.y, table.read_numbers(config.y, "y", 1))
     table.check_rows(config.y, len(values), config.x, rows)
