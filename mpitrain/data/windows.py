@@ -33,13 +33,11 @@ def open_windows(config: DataConfig, task: Task) -> Dataset:
     DataError
         The file is missing or unusable, or leaves no windows to train or to test on.
     """
-    table = Table(config.path)
-    with table.reading_ahead(
-        [name for name in (*split_names(config.x), config.y, config.group, config.station) if name]
-    ):
+    table, parts = Table(config.path), split_names(config.x)
+    with table.reading_ahead([*parts, config.y, config.group, config.station]):
         names, x = read_columns(table, config, task)
-        groups = read_groups(table, config.group, "group", len(x), config.x)
-        stations = read_groups(table, config.station, "station", len(x), config.x) if config.station else groups
+        groups = read_groups(table, config.group, "group", len(x), parts[0])
+        stations = read_groups(table, config.station, "station", len(x), parts[0]) if config.station else groups
         target, class_names = _read_target(table, config, task, len(x))
     kept = kept_columns(names, config)
     starts = _usable_starts(x, names, groups, config, task)
@@ -122,10 +120,10 @@ class WindowSource:
 def _read_target(table: Table, config: DataConfig, task: Task, rows: int) -> tuple[Floats | Ints, list[str]]:
     """Read the target of each row, and the names of its classes."""
     if task == "classify":
-        labels = read_labels(table, config.y, rows, config.x)
+        labels = read_labels(table, config.y, rows, split_names(config.x)[0])
         return labels.codes, labels.names
     values = table.to_finite(config.y, table.read_numbers(config.y, "y", 1))
-    table.check_rows(config.y, len(values), config.x, rows)
+    table.check_rows(config.y, len(values), split_names(config.x)[0], rows)
     return signed_log1p(values) if {config.y, "*"} & set(config.log1p) else values, []
 
 
