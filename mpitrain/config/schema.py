@@ -59,16 +59,20 @@ class DataConfig(Section, frozen=True, kw_only=True):
     """0: equal stations; 1: sizes and class mixes as unequal as those of real cells."""
 
     path: str = ""
-    """File of kind "windows": .npz with one array a column or a matrix."""
+    """File of kind "windows": .npz, .h5, .hdf5 (arrays by their path in the file) or .csv (a header row)."""
     x: str = "x"
     """A matrix [rows, columns], whose columns the array ``columns`` may name; or arrays, separated by commas."""
     y: str = "y"
-    """Array with the label of each row (0, 1, …), or with the values to be forecast."""
+    """Array with the label of each row (0, 1, … or a text), or with the values to be forecast."""
     group: str = ""
-    """Array that names the station (trace, session, node) of each row; windows never cross it."""
+    """Array that names the trace or session of each row; windows never cross it."""
+    station: str = ""
+    """Array that names the station of each row; a window belongs to that of its first row. Left out: the group."""
     test_groups: tuple[int | str, ...] = ()
     skip_groups: tuple[int | str, ...] = ()
     """Groups that are used neither for training nor for testing."""
+    flags: tuple[str, ...] = ()
+    """Comparisons such as "mode == 7" (== != < <= > >=): the column becomes 1 or 0, and is named by the comparison."""
     drop: tuple[str, ...] = ()
     """Columns of ``x`` that the model does not see."""
     active: tuple[str, ...] = ()

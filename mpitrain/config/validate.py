@@ -2,6 +2,7 @@
 
 from msgspec import structs
 
+from mpitrain.config.flags import parse_flag
 from mpitrain.config.schema import Config, ExchangeConfig, MemoryName
 from mpitrain.errors import ConfigError
 
@@ -34,7 +35,7 @@ READ_BY: dict[str, dict[object, str]] = {
     "model.task": {"classify": "model.label_smoothing train.class_weights", "forecast": "data.horizon", "lm": ""},
     "data.kind": {
         "stations": "stations samples test_samples skew",
-        "windows": "path x y group test_groups skip_groups drop active log1p missing",
+        "windows": "path x y group station test_groups skip_groups flags drop active log1p missing",
     },
     "optim.kind": {"adamw": "beta1 beta2 eps", "sgd": "momentum nesterov"},
     "optim.schedule": {"constant": "", "cosine": "min_lr_ratio", "linear": "min_lr_ratio"},
@@ -74,6 +75,8 @@ def check_consistency(config: Config) -> None:
         Names the keys, their values and the remedy.
     """
     exchange, model, data = config.exchange, config.model, config.data
+    for text in data.flags:
+        parse_flag(text)
     # A raw codec has nothing to remember, but the tensors of a rule may have.
     memory = "none" if exchange.codec == "raw" and _is_lossy(exchange) else memory_of(exchange)
     reason = refusal(exchange.collective, exchange.codec, memory, exchange.rounding)

@@ -1,233 +1,190 @@
-"""Arrays of an .npz file, checked: whatever is wrong with them is told with file, array, place and remedy."""
+"""Arrays of a file of rows, checked: whatever is wrong with them is told with file, array, place and remedy."""
 
-import difflib
-import zipfile
-import zlib
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mpitrain.arrays import Floats
+from mpitrain.data.problems import Array, nearest, problem, shown
+from mpitrain.data.readers import open_reader
 from mpitrain.errors import DataError
-
-_SHOWN = 20
-
-Labels = npt.NDArray[np.int64]
-
-
-@dataclass(frozen=True)
-class Groups:
-    """The group of each row.
-
-    Attributes
-    ----------
-    path : str
-        File, for messages.
-    codes : (rows,) int64
-        Position of the row's group in the lists.
-    names : list of str
-        What users call the groups.
-    numbers : list of int
-        What the file calls them.
-    """
-
-    path: str
-    codes: Labels
-    names: list[str]
-    numbers: list[int]
-
-    def find(self, wanted: Sequence[int | str], key: str) -> list[int]:
-        """Turn names, or numbers of the file, into positions; DataError where there is no such group."""
-        by_text = {str(number): position for position, number in enumerate(self.numbers)}
-        by_text |= {name: position for position, name in enumerate(self.names)}
-        by_number = {number: position for position, number in enumerate(self.numbers)}
-        found = [by_number.get(group) if isinstance(group, int) else by_text.get(group) for group in wanted]
-        return [
-            position_of(str(group), self.names, key, self.path) if position is None else position
-            for group, position in zip(wanted, found, strict=True)
-        ]
 
 
 class Table:
-    """Row arrays of one .npz file. Each is read when asked for, and not kept.
+    """Row arrays of one file. Each is read when asked for, and not kept.
 
     Parameters
     ----------
     path : str
+        File: .npz, .h5, .hdf5 or .csv.
+
+    Attributes
+    ----------
+    path : Path
         File.
 
     Raises
     ------
     DataError
-        Here where the file is missing or is no .npz; by every method where the array is missing or of the wrong kind.
+        Here where the file is missing, unreadable or of no such format; by every method where the array is missing or
+        of the wrong kind, or where the file is no longer what it was here.
     """
 
     def __init__(self, path: str) -> None:
-        self._path = Path(path).expanduser()
-        if not self._path.is_file():
-            raise DataError(
-                f'data.path: there is no file "{self._path}" (looked from {Path.cwd()}); '
-                "set data.path to an .npz file that this machine can see"
-            )
-        try:
-            with zipfile.ZipFile(self._path) as archive:
-                self.names = [name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")]
-        except (OSError, zipfile.BadZipFile) as error:
-            raise DataError(
-                f'data.path: "{self._path}" is not an .npz file ({error}); write it with numpy.savez_compressed'
-            ) from None
+        self.path = Path(path).expanduser()
+        self._ahead: dict[str, Array] = {}
+        self._stamp = self._look()
+        self._reader = open_reader(self.path)
+        self._check_unchanged()
+        twice = next((name for name in self._reader.names if name and self._reader.names.count(name) > 1), None)
+        if twice is not None:
+            raise self.fail(twice, "expected one of this name, got several", "rename all but one")
 
-    def fail(self, array: str, problem: str, remedy: str) -> DataError:
+    def fail(self, name: str, what: str, remedy: str) -> DataError:
         """Build the exception for something wrong with an array."""
-        return DataError(f'data: "{self._path}", array "{array}": {problem}; {remedy}')
+        return problem(self.path, f'{self._reader.noun} "{name}"', what, remedy)
 
-    def read(self, name: str, key: str) -> npt.NDArray[np.generic]:
-        """Read an array that the configuration names in ``data.<key>``."""
-        if name not in self.names:
-            raise self.fail(name, f"not in the file, which has {self.names}", _nearest(name, self.names, key))
+    def place(self, row: int | np.integer[Any]) -> str:
+        """Say where a row is, for messages."""
+        return self._reader.place(int(row))
+
+    @contextmanager
+    def reading_ahead(self, names: Sequence[str]) -> Iterator[None]:
+        """Hold these arrays in memory inside the block: one pass over the file, where its format reads in passes."""
+        present = [name for name in dict.fromkeys(self._to_name(name) for name in names) if name in self._reader.names]
+        self._ahead = self._read(present)
         try:
-            with np.load(self._path, allow_pickle=False) as file:
-                array: npt.NDArray[np.generic] = file[name]
-        except (OSError, EOFError, ValueError, zipfile.BadZipFile, zlib.error) as error:
-            if "allow_pickle" in str(error):
-                problem = "expected numbers, got Python objects (a pickle), which are never loaded"
-                raise self.fail(name, problem, "save it with a numeric dtype") from None
-            raise self.fail(name, f"cannot be read ({error})", "copy or write the file again") from None
-        return array
+            yield
+        finally:
+            self._ahead = {}
 
-    def read_numbers(self, name: str, key: str, ndim: int) -> npt.NDArray[np.generic]:
+    def read(self, name: str, key: str) -> Array:
+        """Read an array that the configuration names in ``data.<key>``; bytes are decoded to text."""
+        name, names = self._to_name(name), self._reader.names
+        inside = [other for other in names if other.startswith(f"{name}/")]
+        if name not in names and inside:
+            what = f"expected an array, got a group, which holds {shown(inside)}"
+            raise self.fail(name, what, f'name one of them, such as data.{key} = "{inside[0]}"')
+        if name not in names:
+            near = nearest(name, names)
+            remedy = f'did you mean data.{key} = "{near}"?' if near else f"set data.{key}"
+            raise self.fail(name, f"not in the file, which has {shown(names)}", remedy)
+        array = self._ahead[name] if name in self._ahead else self._read([name])[name]
+        return self._decoded(name, array) if array.dtype.kind in "SO" else array
+
+    def read_beside(self, name: str, sibling: str, key: str) -> Array | None:
+        """Read the array ``sibling`` of the folder in which ``name`` is, else of the whole file; None without one."""
+        if self._reader.rows_only:
+            return None
+        folder = self._to_name(name).rpartition("/")[0]
+        places = [f"{folder}/{sibling}" if folder else sibling, sibling]
+        found = next((place for place in places if place in self._reader.names), None)
+        return None if found is None else self.read(found, key).ravel()
+
+    def read_numbers(self, name: str, key: str, ndim: int) -> Array:
         """Read an array of ``ndim`` dimensions of bool, integers or floats."""
-        return self._check_numbers(name, self.read(name, key), key, ndim)
+        return self.check_numbers(name, self.read(name, key), key, ndim)
 
-    def _check_numbers(self, name: str, array: npt.NDArray[np.generic], key: str, ndim: int) -> npt.NDArray[np.generic]:
-        if array.dtype.kind not in "biuf":
-            raise self.fail(name, f"expected numbers, got dtype {array.dtype}", "save it with a numeric dtype")
+    def check_numbers(self, name: str, array: Array, key: str, ndim: int) -> Array:
+        """Refuse an array of another number of dimensions, or of anything but numbers."""
         if array.ndim != ndim:
             kind = "a matrix [rows, columns]" if ndim == 2 else "one value a row"
             raise self.fail(
                 name, f"expected {kind}, got shape {array.shape}", f"reshape it, or name another data.{key}"
             )
-        return array
-
-    def read_features(self, config_x: str, *, missing_zero: bool) -> tuple[list[str], Floats]:
-        """Read the input columns.
-
-        Parameters
-        ----------
-        config_x : str
-            A matrix [rows, columns], whose columns the array "columns" may name, or 1-D arrays separated by commas.
-        missing_zero : bool
-            Replace NaN by 0.
-
-        Returns
-        -------
-        names : list of str
-            One a column.
-        x : (rows, columns) float32
-            All finite.
-        """
-        parts = [part.strip() for part in config_x.split(",") if part.strip()]
-        first = self.read(parts[0] if parts else config_x, "x")
-        if len(parts) == 1 and first.ndim != 1:
-            matrix = self._check_numbers(parts[0], first, "x", 2)
-            return self._column_names(parts[0], matrix.shape[1]), self.to_finite(parts[0], matrix, missing_zero)
-        columns = [self.to_finite(part, self.read_numbers(part, "x", 1), missing_zero) for part in parts]
-        for part, column in zip(parts, columns, strict=True):
-            self.check_rows(part, len(column), parts[0], len(columns[0]))
-        return parts, np.stack(columns, axis=1)
-
-    def to_finite(self, name: str, array: npt.NDArray[np.generic], missing_zero: bool = False) -> Floats:
-        """Convert numbers to float32, and refuse the first one that is not finite there."""
-        with np.errstate(over="ignore"):
-            values = array.astype(np.float32)
-        if missing_zero:
-            values[np.isnan(values)] = 0
-        bad = ~np.isfinite(values)
-        if bad.any():
-            place = np.argwhere(bad)[0]
-            column = f', column "{self._column_names(name, array.shape[1])[place[1]]}"' if array.ndim == 2 else ""
-            problem = (
-                f"row {place[0]}{column}: expected a finite float32, got {array[tuple(place)]} "
-                f"({bad.sum()} of {bad.size} values)"
-            )
-            raise self.fail(name, problem, 'repair or remove these rows, or set data.missing = "zero" for NaN in x')
-        return values
-
-    def read_labels(self, name: str, rows: int, x: str) -> Labels:
-        """Read one class 0, 1, … a row: (rows,) int64."""
-        array = self.read_numbers(name, "y", 1)
-        self.check_rows(name, len(array), x, rows)
-        values = self.to_finite(name, array)
-        wrong = (values < 0) | (values != np.floor(values))
-        if wrong.any():
-            row = int(np.flatnonzero(wrong)[0])
-            problem = f"row {row}: expected a class 0, 1, …, got {array[row]} ({wrong.sum()} of {rows} values)"
-            raise self.fail(name, problem, 'number the classes from 0, or set model.task = "forecast"')
-        return array.astype(np.int64)
-
-    def read_groups(self, name: str, rows: int, x: str) -> Groups:
-        """Read the group of each row; one group "all" where ``name`` is empty."""
-        if not name:
-            return Groups(str(self._path), np.zeros(rows, np.int64), ["all"], [0])
-        array = self.read(name, "group")
-        if array.ndim != 1 or array.dtype.kind not in "iuU":
-            problem = f"expected an integer or a text a row, got dtype {array.dtype}, shape {array.shape}"
-            raise self.fail(name, problem, "name another data.group")
-        self.check_rows(name, len(array), x, rows)
-        present, codes = np.unique(array, return_inverse=True)
         if array.dtype.kind == "U":
-            return Groups(str(self._path), codes, [str(text) for text in present], list(range(len(present))))
-        numbers = [int(number) for number in present]
-        return Groups(str(self._path), codes, self._group_names(name, numbers), numbers)
+            raise self._text_among_numbers(name, array)
+        if array.dtype.kind not in "biuf":
+            raise self.fail(name, f"expected numbers, got dtype {array.dtype}", "save it with a numeric dtype")
+        return array
 
     def check_rows(self, name: str, rows: int, other: str, expected: int) -> None:
         """Refuse arrays of different lengths."""
         if rows != expected:
-            problem = f'expected {expected} rows as in "{other}", got {rows}'
-            raise self.fail(name, problem, "every array needs one entry a row")
+            what = f'expected {expected} rows as in "{other}", got {rows}'
+            raise self.fail(name, what, "every array needs one entry a row")
 
-    def class_names(self, label: str, count: int) -> list[str]:
-        """Names of the classes, from the array "<label>_names" or "classes"; their numbers without one."""
-        for name in (f"{label}_names", "classes"):
-            if name in self.names:
-                texts = [str(text) for text in self.read(name, "y").ravel()]
-                if len(texts) < count:
-                    raise self.fail(name, f"expected {count} names, got {len(texts)}", "name every class, or none")
-                return texts[:count]
-        return [str(number) for number in range(count)]
+    def to_finite(self, name: str, array: Array) -> Floats:
+        """Convert the values of a row array to float32, and refuse the first one that is not finite there."""
+        with np.errstate(over="ignore"):
+            values = array.astype(np.float32)
+        bad = ~np.isfinite(values)
+        if bad.any():
+            row = int(np.flatnonzero(bad)[0])
+            raise self.not_finite(name, self.place(row), array[row], bad)
+        return values
 
-    def _group_names(self, name: str, numbers: list[int]) -> list[str]:
-        if f"{name}_names" not in self.names:
-            return [str(number) for number in numbers]
-        texts = [str(text) for text in self.read(f"{name}_names", "group").ravel()]
-        strays = [number for number in numbers if not 0 <= number < len(texts)]
-        if strays:
-            problem = f'expected a name for each code of "{name}", got {len(texts)} names and code {strays[0]}'
-            raise self.fail(f"{name}_names", problem, "name every group, or leave the array out")
-        return [texts[number] for number in numbers]
+    def not_finite(self, name: str, place: str, got: object, bad: npt.NDArray[np.bool_]) -> DataError:
+        """Build the exception for values that are missing, infinite or too large; ``bad`` marks them all."""
+        what = f"{place}: expected a finite float32, got {got} ({bad.sum()} of {bad.size} values)"
+        return self.fail(name, what, 'repair or remove these rows, or set data.missing = "zero" for NaN in x')
 
-    def _column_names(self, matrix: str, count: int) -> list[str]:
-        if "columns" not in self.names:
-            return [f"{matrix}[{column}]" for column in range(count)]
-        texts = [str(text) for text in self.read("columns", "x").ravel()]
-        if len(texts) != count:
-            raise self.fail("columns", f'expected {count} names as "{matrix}" has columns, got {len(texts)}', "fix it")
-        return texts
+    def _to_name(self, name: str) -> str:
+        """Strip the slash that a path inside an HDF5 file may begin with."""
+        return name if name in self._reader.names else name.strip("/")
+
+    def _read(self, names: Sequence[str]) -> dict[str, Array]:
+        try:
+            return self._reader.read(names)
+        finally:
+            self._check_unchanged()
+
+    def _look(self) -> tuple[int, int]:
+        """Note the size and the time of the file, and that it may be read."""
+        try:
+            if self.path.is_file():
+                with self.path.open("rb"):
+                    status = self.path.stat()
+                return status.st_size, status.st_mtime_ns
+        except OSError as error:
+            raise DataError(
+                f'data.path: "{self.path}" cannot be read ({error.strerror}); make it readable for the ranks\' user'
+            ) from None
+        raise DataError(
+            f'data.path: there is no file "{self.path}" (looked from {Path.cwd()}); '
+            "set data.path to a file that this machine can see"
+        )
+
+    def _check_unchanged(self) -> None:
+        """Refuse a file that somebody writes to: its rows may be of two versions."""
+        now = self._look()
+        if now != self._stamp:
+            what = f"changed while it was read (from {self._stamp[0]} to {now[0]} bytes, or only in time)"
+            raise problem(self.path, "", what, "start again when nothing writes to it any more")
+
+    def _decoded(self, name: str, array: Array) -> Array:
+        """Decode bytes to text; arrays of other objects stay as they are."""
+        texts: list[str] = []
+        for row, raw in enumerate(array.ravel().tolist()):
+            if not isinstance(raw, bytes):
+                return array
+            try:
+                texts.append(raw.decode().strip())
+            except UnicodeDecodeError as error:
+                what = f"{self.place(row)}: expected UTF-8 text, got {raw[:40]!r} (byte {error.start} of it)"
+                raise self.fail(name, what, "write it as UTF-8") from None
+        return np.array(texts, np.str_).reshape(array.shape)
+
+    def _text_among_numbers(self, name: str, array: Array) -> DataError:
+        """Build the exception for text in a place for numbers: the first one that is no number."""
+        texts = [str(text) for text in array.ravel()]
+        odd = [position for position, text in enumerate(texts) if not _is_number(text)]
+        what = f"expected numbers, got dtype {array.dtype}"
+        if odd:
+            row, *column = np.unravel_index(odd[0], array.shape)
+            beside = f", column {column[0]}" if column else ""
+            got = texts[odd[0]][:40]
+            what = f'{self.place(row)}{beside}: expected a number, got "{got}" ({len(odd)} of {len(texts)} values)'
+        return self.fail(name, what, "write numbers (with a point), and nothing or NaN where a value is missing")
 
 
-def _nearest(name: str, names: list[str], key: str) -> str:
-    near = difflib.get_close_matches(name, names, 1)
-    return f'did you mean data.{key} = "{near[0]}"?' if near else f"set data.{key}"
-
-
-def position_of(name: str, names: list[str], key: str, path: str) -> int:
-    """Find a name, or refuse it with the list and the nearest one."""
-    if name in names:
-        return names.index(name)
-    near = difflib.get_close_matches(name, names, 1)
-    hint = f'did you mean "{near[0]}"?' if near else "use one of these names"
-    shown = names if len(names) <= _SHOWN else [*names[:_SHOWN], f"… {len(names) - _SHOWN} more"]
-    raise DataError(f'data: "{path}": data.{key}: there is no "{name}" among {shown}; {hint}')
+def _is_number(text: str) -> bool:
+    try:
+        float(text or "nan")
+    except ValueError:
+        return False
+    return "_" not in text

@@ -1,4 +1,4 @@
-"""Windows of consecutive rows from an .npz file."""
+"""Windows of consecutive rows from a file."""
 
 from itertools import pairwise
 
@@ -7,8 +7,11 @@ import numpy.typing as npt
 
 from mpitrain.arrays import Floats, Ints
 from mpitrain.config.schema import DataConfig, Task
+from mpitrain.data.columns import kept_columns, read_columns, signed_log1p, split_names
 from mpitrain.data.dataset import Block, Dataset, Split
-from mpitrain.data.table import Groups, Table, position_of
+from mpitrain.data.labels import Groups, read_groups, read_labels
+from mpitrain.data.problems import position_of
+from mpitrain.data.table import Table
 from mpitrain.errors import DataError
 
 _Starts = npt.NDArray[np.int64]
@@ -20,8 +23,8 @@ def open_windows(config: DataConfig, task: Task) -> Dataset:
     Parameters
     ----------
     config : DataConfig
-        ``path``, ``x``, ``y``, ``group``, ``test_groups``, ``skip_groups``, ``window``, ``stride``, ``horizon``,
-        ``drop``, ``active``, ``log1p``, ``missing``.
+        ``path``, ``x``, ``y``, ``group``, ``station``, ``test_groups``, ``skip_groups``, ``window``, ``stride``,
+        ``horizon``, ``flags``, ``drop``, ``active``, ``log1p``, ``missing``.
     task : {"classify", "forecast"}
         The label of a window's first row, or ``y`` of the ``horizon`` rows that follow the window.
 
@@ -30,58 +33,42 @@ def open_windows(config: DataConfig, task: Task) -> Dataset:
     DataError
         The file is missing or unusable, or leaves no windows to train or to test on.
     """
-    table = Table(config.path)
-    names, x = read_columns(table, config, task)
+    table, parts = Table(config.path), split_names(config.x)
+    with table.reading_ahead([*parts, config.y, config.group, config.station]):
+        names, x = read_columns(table, config, task)
+        groups = read_groups(table, config.group, "group", len(x), parts[0])
+        stations = read_groups(table, config.station, "station", len(x), parts[0]) if config.station else groups
+        target, class_names = _read_target(table, config, task, len(x))
     kept = kept_columns(names, config)
-    groups = table.read_groups(config.group, len(x), config.x)
-    codes = groups.codes
-    target = _read_target(table, config, task, len(x))
-    span = config.window + (config.horizon if task == "forecast" else 0)
-    starts = window_starts(codes, span, config.stride or config.window)
-    if not len(starts):
-        longest = int(np.diff(_run_edges(codes)).max(initial=0))
-        raise DataError(
-            f'data: "{config.path}": {span} rows a window (with its horizon), but the longest run of one group has '
-            f"{longest} rows; set data.window to at most {max(longest - span + config.window, 1)}"
-        )
-    starts = starts[_is_active(x, starts, names, config)]
-    starts = starts[~np.isin(codes[starts], groups.find(config.skip_groups, "skip_groups"))]
-    train, test = _split(starts, groups, config)
-    present, sizes = np.unique(codes[train], return_counts=True)
+    starts = _usable_starts(x, names, groups, config, task)
+    train, test = _split(starts, groups, stations, config)
+    present, sizes = np.unique(stations.codes[train], return_counts=True)
     classes = 1 + int(target[starts].max()) if task == "classify" else 0
     return Dataset(
-        source=WindowSource(config, task, {"train": train, "test": test}, target),
+        source=WindowSource(table, config, task, {"train": train, "test": test}, target),
         task=task,
         input_shape=(config.window, len(kept)),
         num_outputs=classes or config.horizon,
-        class_names=table.class_names(config.y, classes) if classes else [],
+        class_names=class_names[:classes] or [str(number) for number in range(classes)],
         feature_names=[names[column] for column in kept],
-        group_names=[groups.names[position] for position in present],
+        group_names=[stations.names[position] for position in present],
         train_group_sizes=[int(size) for size in sizes],
         num_test=len(test),
     )
 
 
-def read_columns(table: Table, config: DataConfig, task: Task) -> tuple[list[str], Floats]:
-    """Read the input columns as the model sees them before standardization: names, (rows, C) float32."""
-    names, x = table.read_features(config.x, missing_zero=config.missing == "zero")
-    targets = {config.y} - set(names) if task == "forecast" else set()
-    wanted = [name for name in config.log1p if name not in targets]
-    columns = (
-        range(len(names)) if "*" in wanted else [position_of(name, names, "log1p", config.path) for name in wanted]
-    )
-    for column in columns:
-        x[:, column] = _signed_log1p(x[:, column])
-    return names, x
-
-
-def kept_columns(names: list[str], config: DataConfig) -> list[int]:
-    """List the columns that the model sees; raises DataError if none is left."""
-    dropped = {position_of(name, names, "drop", config.path) for name in config.drop}
-    kept = [column for column in range(len(names)) if column not in dropped]
-    if not kept:
-        raise DataError(f'data: "{config.path}": data.drop leaves none of the {len(names)} columns; keep at least one')
-    return kept
+def _usable_starts(x: Floats, names: list[str], groups: Groups, config: DataConfig, task: Task) -> _Starts:
+    """List the first rows of the windows that are active and not skipped."""
+    span = config.window + (config.horizon if task == "forecast" else 0)
+    starts = window_starts(groups.codes, span, config.stride or config.window)
+    if not len(starts):
+        longest = int(np.diff(_run_edges(groups.codes)).max(initial=0))
+        raise DataError(
+            f'data: "{config.path}": {span} rows a window (with its horizon), but the longest run of one group has '
+            f"{longest} rows; set data.window to at most {max(longest - span + config.window, 1)}"
+        )
+    starts = starts[_is_active(x, starts, names, config)]
+    return starts[~np.isin(groups.codes[starts], groups.find(config.skip_groups, "skip_groups"))]
 
 
 def window_starts(codes: Ints, span: int, stride: int) -> _Starts:
@@ -96,24 +83,30 @@ class WindowSource:
 
     Parameters
     ----------
+    table : Table
+        The file.
     config : DataConfig
         As for `open_windows`.
     task : {"classify", "forecast"}
         What the targets are.
     starts : dict of (n,) int64
-        First row of each window of both splits, group after group.
+        First row of each window of both splits, station after station.
     target : (rows,) int64 or float32
         Label or value of each row.
     """
 
-    def __init__(self, config: DataConfig, task: Task, starts: dict[Split, _Starts], target: Floats | Ints) -> None:
-        self._config, self._task, self._starts, self._target = config, task, starts, target
+    def __init__(
+        self, table: Table, config: DataConfig, task: Task, starts: dict[Split, _Starts], target: Floats | Ints
+    ) -> None:
+        self._table, self._config, self._task = table, config, task
+        self._starts, self._target = starts, target
 
     def read(self, split: Split, indices: Ints) -> Block:
         """Read the file, and keep the rows of these windows alone."""
         window = self._config.window
         first = self._starts[split][indices]
-        names, x = read_columns(Table(self._config.path), self._config, self._task)
+        with self._table.reading_ahead(split_names(self._config.x)):
+            names, x = read_columns(self._table, self._config, self._task)
         keep = np.zeros(len(x), np.bool_)
         keep[(first[:, None] + np.arange(window)).ravel()] = True
         moved = np.cumsum(keep) - 1
@@ -124,17 +117,19 @@ class WindowSource:
         return Block(indices, rows, moved[first], window, y)
 
 
-def _read_target(table: Table, config: DataConfig, task: Task, rows: int) -> Floats | Ints:
+def _read_target(table: Table, config: DataConfig, task: Task, rows: int) -> tuple[Floats | Ints, list[str]]:
+    """Read the target of each row, and the names of its classes."""
     if task == "classify":
-        return table.read_labels(config.y, rows, config.x)
+        labels = read_labels(table, config.y, rows, split_names(config.x)[0])
+        return labels.codes, labels.names
     values = table.to_finite(config.y, table.read_numbers(config.y, "y", 1))
-    table.check_rows(config.y, len(values), config.x, rows)
-    return _signed_log1p(values) if {config.y, "*"} & set(config.log1p) else values
+    table.check_rows(config.y, len(values), split_names(config.x)[0], rows)
+    return signed_log1p(values) if {config.y, "*"} & set(config.log1p) else values, []
 
 
-def _split(starts: _Starts, groups: Groups, config: DataConfig) -> tuple[_Starts, _Starts]:
-    """Order the windows by group, and take those of the test groups apart."""
-    starts = starts[np.argsort(groups.codes[starts], kind="stable")]
+def _split(starts: _Starts, groups: Groups, stations: Groups, config: DataConfig) -> tuple[_Starts, _Starts]:
+    """Order the windows by station, and take those of the test groups apart."""
+    starts = starts[np.argsort(stations.codes[starts], kind="stable")]
     is_test = np.isin(groups.codes[starts], groups.find(config.test_groups, "test_groups"))
     for part, other in ((is_test, "test"), (~is_test, "training")):
         if not part.any():
@@ -160,8 +155,3 @@ def _is_active(x: Floats, starts: _Starts, names: list[str], config: DataConfig)
 def _run_edges(codes: Ints) -> _Starts:
     """Rows at which the group changes, with both ends of the table."""
     return np.concatenate([[0], np.flatnonzero(np.diff(codes)) + 1, [len(codes)]])
-
-
-def _signed_log1p(values: Floats) -> Floats:
-    out: Floats = np.sign(values) * np.log1p(np.abs(values))
-    return out

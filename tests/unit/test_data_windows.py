@@ -164,7 +164,8 @@ def with_value(name, place, value, dtype=np.float64):
 WRONG = {
     "no such array": ({"x": None}, {"x": "X"}, 'array "X"', "not in the file, which has ['columns'"),
     "near array": ({}, {"group": "sit"}, 'array "sit"', 'did you mean data.group = "site"?'),
-    "text in x": ({"x": np.full((ROWS, 2), "a")}, {}, 'array "x"', "expected numbers, got dtype <U1"),
+    "text in x": ({"x": np.full((ROWS, 2), "a")}, {}, 'array "x"', 'row 0, column 0: expected a number, got "a" (80'),
+    "digits as text": ({"x": np.full((ROWS, 2), "7")}, {}, 'array "x"', "expected numbers, got dtype <U1"),
     "objects in x": ({"x": np.full((ROWS, 2), None)}, {}, 'array "x"', "pickle", "numeric dtype"),
     "complex x": ({"x": np.zeros((ROWS, 2), complex)}, {}, 'array "x"', "expected numbers, got dtype complex128"),
     "3-D x": (
@@ -206,12 +207,24 @@ WRONG = {
     "no rows": (
         {"x": np.zeros((0, 2)), "y": np.zeros(0, int), "site": np.zeros(0, int)},
         {},
-        "longest run of one group has 0 rows",
+        'array "x"',
+        "expected rows and columns, got 0 rows",
     ),
     "float groups": ({"site": np.zeros(ROWS)}, {}, 'array "site"', "got dtype float64"),
+    "broken groups": ({"site": np.arange(ROWS) / 2}, {}, "got dtype float64", "row 1: got 0.5"),
     "too few group names": ({"site_names": np.array(["a"])}, {}, 'array "site_names"', "got 1 names and code 1"),
     "too few column names": ({"columns": np.array(["a"])}, {}, 'array "columns"', "expected 2 names"),
-    "too few class names": ({"y_names": np.array(["a"])}, {}, 'array "y_names"', "expected 3 names, got 1"),
+    "too few class names": (
+        {"y_names": np.array(["a", "b"])},
+        {},
+        'array "y"',
+        "row 2: expected a class 0 to 1 as the file names 2, got 2 (13 of 40 values)",
+    ),
+    "nameless class": ({"y": np.full(ROWS, "")}, {}, 'array "y"', "row 0: expected a text, got nothing (40 of 40"),
+    "nameless group": ({"site": np.full(ROWS, "")}, {}, 'array "site"', "row 0: expected a text, got nothing"),
+    "unknown station": ({}, {"station": "sie"}, 'array "sie"', 'did you mean data.station = "site"?'),
+    "short station": ({"cell": np.zeros(3, int)}, {"station": "cell"}, 'array "cell"', "expected 40 rows"),
+    "flag of no column": ({}, {"flags": ["dealy > 3"]}, "data.flags", 'no "dealy" among', 'did you mean "delay"?'),
 }
 
 

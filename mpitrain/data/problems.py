@@ -1,0 +1,41 @@
+"""What is wrong with a file, told in one form: file, array or column, place, expected, got, remedy."""
+
+import difflib
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mpitrain.errors import DataError
+
+Array = npt.NDArray[np.generic]
+"""As a file holds it: of any type."""
+
+_SHOWN = 20
+
+
+def problem(path: object, where: str, what: str, remedy: str) -> DataError:
+    """Build the exception for something wrong with a file; ``where`` is a part of it, or empty."""
+    place = f", {where}" if where else ""
+    return DataError(f'data: "{path}"{place}: {what}; {remedy}')
+
+
+def shown(names: Sequence[str]) -> str:
+    """List names, the first of them where there are many."""
+    extra = [] if len(names) <= _SHOWN else [f"… {len(names) - _SHOWN} more"]
+    return str([*names[:_SHOWN], *extra])
+
+
+def nearest(name: str, names: Sequence[str]) -> str | None:
+    """Find the most alike name, if any is alike."""
+    near = difflib.get_close_matches(name, names, 1)
+    return near[0] if near else None
+
+
+def position_of(name: str, names: Sequence[str], key: str, path: str) -> int:
+    """Find a name, or refuse it with the list and the nearest one."""
+    if name in names:
+        return names.index(name)
+    near = nearest(name, names)
+    hint = f'did you mean "{near}"?' if near else "use one of these names"
+    raise DataError(f'data: "{path}": data.{key}: there is no "{name}" among {shown(names)}; {hint}')
