@@ -52,9 +52,10 @@ def build(config: Config, grid: ProcessGrid) -> Parts:
         On all ranks, if the data cannot be read or the configuration does not fit it on any.
     """
     dataset, sampler, test_part = agree(grid.world, lambda: _open_data(config, grid.data))
-    shape: list[object] = [dataset.train_group_sizes, dataset.num_test, dataset.feature_names, dataset.class_names]
-    same_everywhere(grid.world, shape, "the data sets (training groups, test samples, features, classes)")
-    if config.data.standardize:
+    names: list[object] = [dataset.feature_names, dataset.class_names, dataset.content]
+    shape = [dataset.train_group_sizes, dataset.num_test, *names]
+    same_everywhere(grid.world, shape, "the data sets (training groups, test samples, features, classes, text)")
+    if config.data.standardize and not dataset.vocabulary:
         _standardize(dataset, grid.data, config.data)
     model = make_model(config, dataset)
     agree(grid.world, lambda: check_rules([spec.name for spec in model.specs()], config.exchange))
@@ -128,7 +129,6 @@ def _class_weights(config: Config, dataset: Dataset, sampler: Sampler, axis: Axi
 def make_model(config: Config, dataset: Dataset) -> Chain:
     """Build the model that fits the data set's windows and outputs."""
     model = config.model
-    time, features = dataset.input_shape
     if model.kind == "mlp":
         return Mlp(
             inputs=prod(dataset.input_shape),
@@ -138,13 +138,14 @@ def make_model(config: Config, dataset: Dataset) -> Chain:
         )
     return Transformer(
         task=model.task,
-        time=time,
+        time=dataset.input_shape[0],
         d_model=model.d_model,
         blocks=model.layers,
         heads=model.heads,
         d_ff=model.d_ff or 4 * model.d_model,
         outputs=dataset.num_outputs,
-        features=features,
+        features=None if dataset.vocabulary else dataset.input_shape[1],
+        vocabulary=dataset.vocabulary or None,
         causal=model.causal,
         dropout=model.dropout,
     )
