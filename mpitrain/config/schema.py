@@ -45,6 +45,8 @@ class DataConfig(Section, frozen=True, kw_only=True):
     kind: Literal["stations", "windows", "text"] = "stations"
     placement: Literal["station", "shuffled"] = "station"
     """station: every rank reads its own stations; shuffled: one global permutation an epoch, sliced by rank."""
+    readers: Index = 1
+    """Threads that gather the next batches while a step is computed; 0: the loop gathers them. Same bits."""
     window: Count = 16
     """Rows of a sample; characters of a text."""
     stride: Count | None = None

@@ -13,6 +13,7 @@ from mpitrain.comm.agreement import agree, first_on_node, same_everywhere, sum_a
 from mpitrain.comm.grid import Axis, ProcessGrid
 from mpitrain.config.schema import Config, DataConfig, OptimConfig
 from mpitrain.data.dataset import Dataset, combine_moments
+from mpitrain.data.loader import Loader
 from mpitrain.data.open import open_dataset
 from mpitrain.data.sampler import Sampler, split_test
 from mpitrain.nn.layer import Chain
@@ -32,6 +33,7 @@ class Parts:
     grid: ProcessGrid
     dataset: Dataset
     sampler: Sampler
+    loader: Loader
     test_part: Ints
     class_weights: Floats | None
     model: Chain
@@ -72,6 +74,7 @@ def build(config: Config, grid: ProcessGrid) -> Parts:
         grid=grid,
         dataset=dataset,
         sampler=sampler,
+        loader=Loader(dataset, sampler, steps=config.train.steps, readers=config.data.readers),
         test_part=test_part,
         class_weights=_class_weights(config, dataset, sampler, grid.data),
         model=model,

@@ -107,9 +107,8 @@ class Loop:
         Returns the sums over ranks of loss, weight, metric and stop wishes, under way.
         """
         parts, config = self.parts, self.parts.config
-        indices = parts.sampler.indices(step - 1)
+        indices, samples = parts.loader.samples(step - 1)
         total = parts.sampler.global_count(step - 1)
-        samples = parts.dataset.train(indices)
         context = Context(train=True, key=noise_key(config.train.seed, step, DROPOUT_STREAM), samples=indices)
         parts.grads.flat[:] = 0
         output, cache = parts.model.forward(parts.params, samples.x, context)

@@ -39,7 +39,7 @@ FIXED = (
 )
 """Settings that a resumed run shares with its past, or it would silently become another one."""
 
-FREE = ("data.path", "exchange.overlap")
+FREE = ("data.path", "data.readers", "exchange.overlap")
 """Of these, the ones that change no bit."""
 
 
@@ -117,6 +117,7 @@ def train(
             _prepare(session, resume=resume, overwrite=overwrite)
             return _completed(session) if resume and _is_complete(session) else _run(session, begin)
         finally:
+            parts.loader.close()
             narrator.close()
 
 
