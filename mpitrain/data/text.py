@@ -6,7 +6,6 @@ every section into windows: each character but the first of a window is to be pr
 
 import codecs
 import hashlib
-import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -18,6 +17,11 @@ from mpitrain.config.schema import DataConfig
 from mpitrain.data.dataset import NO_TARGET, Dataset, Samples, Split, find_held
 from mpitrain.errors import DataError
 from mpitrain.partition import bounds, split_sizes
+
+try:
+    from pydoc_data.topics import topics
+except ImportError:  # some distributions leave it out
+    topics = {}
 
 TOPICS = "pydoc_data.topics"
 """Module of the standard library whose texts, in the order of their names, stand in for a file."""
@@ -240,7 +244,9 @@ def _train_windows(text: Text, size: int, config: DataConfig) -> list[_Starts]:
 def _pieces(path: str) -> Iterator[bytes]:
     """Read the bytes in pieces; the last one, and only that, is empty."""
     if not path:
-        yield _topics().encode()
+        if not topics:
+            raise DataError(f"data: this Python has no {TOPICS}; set data.path to a text of your own")
+        yield "".join(topics[name] for name in sorted(topics)).encode()
         yield b""
         return
     try:
@@ -250,11 +256,3 @@ def _pieces(path: str) -> Iterator[bytes]:
     except OSError as error:
         raise DataError(f'data: cannot read "{path}": {error.strerror}; correct data.path') from None
     yield b""
-
-
-def _topics() -> str:
-    try:
-        topics: dict[str, str] = importlib.import_module(TOPICS).topics
-    except ImportError:
-        raise DataError(f"data: this Python has no {TOPICS}; set data.path to a text of your own") from None
-    return "".join(topics[name] for name in sorted(topics))

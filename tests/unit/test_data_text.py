@@ -117,8 +117,8 @@ def test_without_a_path_the_topics_of_the_help_are_read():
 
 
 def test_a_python_without_the_topics_is_told(monkeypatch):
-    monkeypatch.setattr(text_module, "TOPICS", "pydoc_data.nowhere")
-    with pytest.raises(DataError, match=r"this Python has no pydoc_data.nowhere; set data.path"):
+    monkeypatch.setattr(text_module, "topics", {})
+    with pytest.raises(DataError, match=r"this Python has no pydoc_data.topics; set data.path"):
         opened("")
 
 
