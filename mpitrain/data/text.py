@@ -21,7 +21,7 @@ from mpitrain.partition import bounds, split_sizes
 try:
     from pydoc_data.topics import topics
 except ImportError:  # some distributions leave it out
-    topics = {}
+    topics = {}  # type: ignore[misc]
 
 TOPICS = "pydoc_data.topics"
 """Module of the standard library whose texts, in the order of their names, stand in for a file."""

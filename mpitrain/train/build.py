@@ -16,7 +16,7 @@ from mpitrain.data.dataset import Dataset, combine_moments
 from mpitrain.data.loader import Loader
 from mpitrain.data.open import open_dataset
 from mpitrain.data.sampler import Sampler, split_test
-from mpitrain.nn.layer import Chain
+from mpitrain.nn.layer import EVALUATE, Chain
 from mpitrain.nn.models import Mlp, Transformer
 from mpitrain.optim.clip import clip_by_norm
 from mpitrain.optim.optimizer import AdamW, Optimizer, OptimizerState, Sgd
@@ -67,7 +67,7 @@ def build(config: Config, grid: ProcessGrid) -> Parts:
     transport = Transport(config.network.peer_timeout_s, int(config.network.max_message_mb * 1e6))
     reducer = make_reducer(config.exchange.collective, grid.data, transport)
     exchange = SyncExchange(reducer, grads, config.exchange, seed=config.train.seed)
-    first_on_node(grid.world, lambda: _compile(exchange.streams, optimizer))
+    first_on_node(grid.world, lambda: _compile(exchange.streams, optimizer, model, dataset))
     optim = config.optim
     return Parts(
         config=config,
@@ -161,11 +161,15 @@ def make_optimizer(optim: OptimConfig) -> Optimizer:
     return AdamW(beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay)
 
 
-def _compile(streams: list[tuple[Codec, str]], optimizer: Optimizer) -> None:
-    """Run every kernel of the run once, on a few elements."""
+def _compile(streams: list[tuple[Codec, str]], optimizer: Optimizer, model: Chain, dataset: Dataset) -> None:
+    """Run every kernel of the run once, on a few elements or one sample."""
     for codec, memory in {(type(codec), memory): (codec, memory) for codec, memory in streams}.values():
         compile_kernels(codec, memory)
     params = Params(Layout([ParamSpec("x", (3,), decay=True)]))
     optimizer.step(params, params.zeros_like(), optimizer.init(params), 0.0)
     params.flat[:] = 1
     clip_by_norm(params, 1.0)
+    weights = Params(Layout(model.specs()))
+    sample = np.zeros((1, *dataset.input_shape), np.uint8 if dataset.vocabulary else np.float32)
+    output, cache = model.forward(weights, sample, EVALUATE)
+    model.backward(weights, cache, output, weights.zeros_like())
