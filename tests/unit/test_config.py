@@ -379,6 +379,8 @@ def test_keys_that_are_not_read_are_warned_about_and_not_written():
 
 
 def test_a_text_reads_no_columns_and_is_always_causal():
+    for task in ("classify", "forecast"):
+        assert resolve({}, "run.toml", [f"model.task={task}", "model.causal=true"]).warnings() == []
     overrides = ["data.kind=text", "model.task=lm"]
     assert resolve({}, "run.toml", [*overrides, "data.stations=3", "data.stride=7", "data.window=9"]).warnings() == []
     resolved = resolve({}, "run.toml", [*overrides, "model.causal=true", "data.clip=3", "data.x=a", "data.samples=9"])

@@ -235,7 +235,7 @@ def test_the_same_text_has_the_same_content_and_another_one_has_not(tmp_path):
 # Loss: a mean over tokens.
 
 
-def test_d04_gradients_of_unequal_ranks_with_masked_tokens_add_up_to_those_of_one_process():
+def test_d04_gradients_of_unequal_ranks_add_up_to_the_mean_over_all_tokens():
     rng = np.random.default_rng(0)
     logits, y = rng.standard_normal((5, 4, 7)), rng.integers(0, 7, (5, 4)).astype(np.int32)
     tokens = np.zeros((5, 4), np.uint8)
@@ -244,6 +244,8 @@ def test_d04_gradients_of_unequal_ranks_with_masked_tokens_add_up_to_those_of_on
     assert np.allclose(np.concatenate([part.dout for part in parts]), whole.dout, rtol=0, atol=1e-15)
     assert sum(part.weight for part in parts) == whole.weight == 20
     assert sum(part.loss_sum for part in parts) == pytest.approx(whole.loss_sum, rel=1e-14)
+    probability = np.exp(logits) / np.exp(logits).sum(axis=-1, keepdims=True)
+    assert np.allclose(whole.dout, (probability - np.eye(7)[y]) / 20, rtol=0, atol=1e-15)
 
 
 def test_d04_targets_that_do_not_count_leave_loss_weight_and_gradient():
