@@ -42,16 +42,20 @@ class ModelConfig(Section, frozen=True, kw_only=True):
 class DataConfig(Section, frozen=True, kw_only=True):
     """[data]: what it is trained on."""
 
-    kind: Literal["stations", "windows"] = "stations"
+    kind: Literal["stations", "windows", "text"] = "stations"
     placement: Literal["station", "shuffled"] = "station"
     """station: every rank reads its own stations; shuffled: one global permutation an epoch, sliced by rank."""
+    readers: Index = 1
+    """Threads that gather the next batches while a step is computed; 0: the loop gathers them. Same bits."""
     window: Count = 16
+    """Rows of a sample; characters of a text."""
     stride: Count | None = None
     """Rows between the starts of two windows; as many as ``window`` where left out."""
     horizon: Count = 4
     """Forecast: rows that follow the window and are to be predicted."""
 
     stations: Count = 8
+    """Groups of kind "stations"; sections into which a text is cut."""
     samples: Count = 6000
     """Training windows of all stations together (kind = "stations")."""
     test_samples: Count = 2000
@@ -59,7 +63,10 @@ class DataConfig(Section, frozen=True, kw_only=True):
     """0: equal stations; 1: sizes and class mixes as unequal as those of real cells."""
 
     path: str = ""
-    """File of kind "windows": .npz, .h5, .hdf5 (arrays by their path in the file) or .csv (a header row)."""
+    """File of kind "windows": .npz, .h5, .hdf5 (arrays by their path in the file) or .csv (a header row). Of kind
+    "text": UTF-8; where left out, the topics of Python's own help."""
+    test_fraction: Annotated[float, Meta(gt=0, lt=1)] = 0.1
+    """Share of a text, at its end, that is the test part."""
     x: str = "x"
     """A matrix [rows, columns], whose columns the array ``columns`` may name; or arrays, separated by commas."""
     y: str = "y"

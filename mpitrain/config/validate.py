@@ -32,10 +32,15 @@ def _is_lossy(exchange: ExchangeConfig) -> bool:
 
 READ_BY: dict[str, dict[object, str]] = {
     "model.kind": {"transformer": "d_model layers heads d_ff causal", "mlp": "hidden"},
-    "model.task": {"classify": "model.label_smoothing train.class_weights", "forecast": "data.horizon", "lm": ""},
+    "model.task": {
+        "classify": "model.causal model.label_smoothing train.class_weights",
+        "forecast": "model.causal data.horizon",
+        "lm": "",
+    },
     "data.kind": {
-        "stations": "stations samples test_samples skew",
-        "windows": "path x y group station test_groups skip_groups flags drop active log1p missing",
+        "stations": "stations samples test_samples skew standardize clip",
+        "windows": "path x y group station test_groups skip_groups flags drop active log1p missing standardize clip",
+        "text": "path stations test_fraction",
     },
     "optim.kind": {"adamw": "beta1 beta2 eps", "sgd": "momentum nesterov"},
     "optim.schedule": {"constant": "", "cosine": "min_lr_ratio", "linear": "min_lr_ratio"},
@@ -90,9 +95,14 @@ def check_consistency(config: Config) -> None:
         reason = 'data.path is empty, but data.kind = "windows" reads a file; set data.path'
     if reason is None and data.clip and not data.standardize:
         reason = f"data.clip = {data.clip} bounds standardized values, but data.standardize = false; set one of them"
-    if reason is None and model.task == "lm":
+    if reason is None and model.task == "lm" and data.kind != "text":
         reason = (
-            f'model.task = "lm" needs token data, but data.kind = "{data.kind}" has none; use "classify" or "forecast"'
+            f'model.task = "lm" needs token data, but data.kind = "{data.kind}" has none; use "classify" or '
+            '"forecast", or set data.kind = "text"'
         )
+    if reason is None and model.task != "lm" and data.kind == "text":
+        reason = f'data.kind = "text" has no targets for model.task = "{model.task}"; set model.task = "lm"'
+    if reason is None and model.task == "lm" and model.kind == "mlp":
+        reason = 'model.kind = "mlp" reads no tokens, but model.task = "lm"; set model.kind = "transformer"'
     if reason is not None:
         raise ConfigError(reason)

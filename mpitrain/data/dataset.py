@@ -16,6 +16,9 @@ from mpitrain.config.schema import Task
 Split = Literal["train", "test"]
 Moments = npt.NDArray[np.float64]
 
+NO_TARGET = -1
+"""A class that stands for none: such a target counts neither in the loss nor in the scores."""
+
 _CHUNK = 1024
 
 
@@ -25,13 +28,13 @@ class Samples:
 
     Attributes
     ----------
-    x : (B, T, C) float32
-        Windows of T rows of C features.
-    y : (B,) int64 or (B, num_outputs) float32
-        Classes, or the values to be forecast.
+    x : (B, T, C) float32 or (B, T) integers
+        Windows of T rows of C features, or of T tokens.
+    y : (B,) int64, (B, num_outputs) float32 or (B, T) int32
+        Classes, the values to be forecast, or the token that follows each one (`NO_TARGET`: none to be scored).
     """
 
-    x: Floats
+    x: Floats | Ints
     y: Floats | Ints
 
     def __len__(self) -> int:
@@ -70,11 +73,7 @@ class Block:
         IndexError
             A sample is not in memory.
         """
-        position = np.searchsorted(self.index, indices)
-        inside = position < len(self.index)
-        inside[inside] = self.index[position[inside]] == indices[inside]
-        if not inside.all():
-            raise IndexError(f"sample {indices[~inside][0]} was not loaded on this rank ({len(self.index)} were)")
+        position = find_held(self.index, indices)
         return Samples(self._windows(position), self.y[position])
 
     def moments(self, begin: int, end: int) -> Moments:
@@ -95,10 +94,33 @@ class Block:
         return windows
 
 
+class Held(Protocol):
+    """Samples in memory: a `Block`, or one of another kind."""
+
+    def take(self, indices: Ints) -> Samples:
+        """Copy samples by global index, in the order asked for (IndexError where one is not in memory)."""
+
+
+def find_held(held: Ints, indices: Ints) -> npt.NDArray[np.intp]:
+    """Find global indices among the ascending ones that are held.
+
+    Raises
+    ------
+    IndexError
+        A sample is not in memory.
+    """
+    position = np.searchsorted(held, indices)
+    inside = position < len(held)
+    inside[inside] = held[position[inside]] == indices[inside]
+    if not inside.all():
+        raise IndexError(f"sample {indices[~inside][0]} was not loaded on this rank ({len(held)} were)")
+    return position
+
+
 class Source(Protocol):
     """Where samples come from."""
 
-    def read(self, split: Split, indices: Ints) -> Block:
+    def read(self, split: Split, indices: Ints) -> Held:
         """Read or generate the samples of the ascending ``indices``, and keep no others in memory."""
 
 
@@ -109,34 +131,40 @@ class Dataset:
     Attributes
     ----------
     task : str
-        "classify" or "forecast".
+        "classify", "forecast" or "lm".
     input_shape : tuple of int
-        (T, C): rows of a window, features of a row.
+        (T, C): rows of a window, features of a row; (T,) for tokens.
     num_outputs : int
-        Classes, or values of a forecast.
+        Classes, values of a forecast, or V.
     class_names : list of str
-        One name a class; empty for a forecast.
+        One name a class or token; empty for a forecast.
     feature_names : list of str
-        C names.
+        C names; none for tokens.
     group_names, train_group_sizes : list
         Name and number of training samples of each group, in the order of the global index; no group is empty.
     num_test : int
         Test samples of all groups together.
+    vocabulary : int
+        V, where the inputs are tokens 0 to V - 1; otherwise 0.
+    content : str
+        Hash of what every rank must have read alike; empty where that shows in the other attributes.
     samples_read : int
         Samples that this rank has loaded so far.
     """
 
     source: Source
     task: Task
-    input_shape: tuple[int, int]
+    input_shape: tuple[int, ...]
     num_outputs: int
     class_names: list[str]
     feature_names: list[str]
     group_names: list[str]
     train_group_sizes: list[int]
     num_test: int
+    vocabulary: int = 0
+    content: str = ""
     samples_read: int = 0
-    _blocks: dict[Split, Block] = field(default_factory=dict, repr=False)
+    _blocks: dict[Split, Held] = field(default_factory=dict, repr=False)
 
     def load(self, train_indices: Ints, test_indices: Ints) -> None:
         """Bring samples into memory, and these alone; a second call replaces them and undoes `standardize`.
@@ -172,8 +200,8 @@ class Dataset:
             Rows counted, sums, and sums of squares about the group's own mean. Groups of which nothing is loaded are
             zero: where every group lies on one rank, the sum of all ranks' tables is exact in any order.
         """
-        block = self._blocks["train"]
-        table = np.zeros((len(self.train_group_sizes), 1 + 2 * self.input_shape[1]))
+        block = self._features("train")
+        table = np.zeros((len(self.train_group_sizes), 1 + 2 * len(self.feature_names)))
         edges = np.searchsorted(block.index, np.cumsum([0, *self.train_group_sizes]))
         for group in np.flatnonzero(np.diff(edges)):
             table[group] = block.moments(int(edges[group]), int(edges[group + 1]))
@@ -189,11 +217,18 @@ class Dataset:
         limit : float
             Bound of the new values; 0 for none.
         """
-        for block in self._blocks.values():
+        for split in self._blocks:
+            block = self._features(split)
             np.subtract(block.rows, mean, out=block.rows, casting="same_kind")
             np.divide(block.rows, scale, out=block.rows, casting="same_kind")
             if limit:
                 np.clip(block.rows, -limit, limit, out=block.rows)
+
+    def _features(self, split: Split) -> Block:
+        block = self._blocks[split]
+        if not isinstance(block, Block):
+            raise TypeError("tokens have no moments")
+        return block
 
 
 def combine_moments(table: Moments) -> tuple[Moments, Moments]:

@@ -3,6 +3,7 @@
 from mpitrain.config.schema import DataConfig, Task
 from mpitrain.data.dataset import Dataset
 from mpitrain.data.stations import open_stations
+from mpitrain.data.text import open_text
 from mpitrain.data.windows import open_windows
 
 
@@ -18,4 +19,6 @@ def open_dataset(config: DataConfig, task: Task, seed: int) -> Dataset:
     """
     if config.kind == "windows":
         return open_windows(config, task)
+    if config.kind == "text":
+        return open_text(config)
     return open_stations(config, task, seed)

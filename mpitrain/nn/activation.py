@@ -6,6 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpitrain.arrays import Floats
+from mpitrain.kernels.activation import BLOCK, gelu, gelu_backward
+from mpitrain.kernels.exponential import constants, workspace
 from mpitrain.nn.layer import Context, Layer, Tensors
 
 SLOPE = math.sqrt(2 / math.pi)
@@ -24,33 +26,31 @@ class GeluCache:
 class Gelu(Layer[Floats, GeluCache]):
     """``x/2·(1 + tanh(u))`` with ``u = √(2/π)·(x + 0.044715·x³)`` (Hendrycks and Gimpel, 2016).
 
-    Computed as ``x·sigmoid(2u)``, the same function: numpy's exp takes half the time of its tanh.
+    Computed as ``x·sigmoid(2u)``, the same function.
     """
 
     def forward(self, params: Tensors, x: Floats, context: Context) -> tuple[Floats, GeluCache]:
         """Apply the activation."""
-        work = x * x
-        work *= -2 * SLOPE * CUBIC
-        work -= 2 * SLOPE
-        work *= x
-        with np.errstate(over="ignore"):  # infinity is right here: its reciprocal is the 0 that is meant
-            np.exp(work, out=work)
-        work += 1.0
-        sigmoid: Floats = np.divide(1.0, work, out=work)
-        return x * sigmoid, GeluCache(x, sigmoid)
+        kind = x.dtype.type
+        y, sigmoid = np.empty(x.shape, x.dtype), np.empty(x.shape, x.dtype)
+        gelu(
+            x.reshape(-1),
+            y.reshape(-1),
+            sigmoid.reshape(-1),
+            kind(2 * SLOPE),
+            kind(2 * SLOPE * CUBIC),
+            kind(1),
+            workspace(BLOCK, x.dtype),
+            *constants(x.dtype),
+        )
+        return y, GeluCache(x, sigmoid)
 
     def backward(self, params: Tensors, cache: GeluCache, dy: Floats, grads: Tensors) -> Floats:
         """Scale by ``sigmoid·(1 + x·(1 − sigmoid)·2√(2/π)·(1 + 3·0.044715·x²))``."""
-        x, sigmoid = cache.x, cache.sigmoid
-        work = x * x
-        work *= 6 * SLOPE * CUBIC
-        work += 2 * SLOPE
-        work *= x
-        work *= 1.0 - sigmoid
-        work += 1.0
-        work *= sigmoid
-        work *= dy
-        return work
+        x, sigmoid, kind = cache.x.reshape(-1), cache.sigmoid.reshape(-1), dy.dtype.type
+        dx = np.empty(dy.shape, dy.dtype)
+        gelu_backward(x, sigmoid, dy.reshape(-1), dx.reshape(-1), kind(2 * SLOPE), kind(6 * SLOPE * CUBIC), kind(1))
+        return dx
 
 
 @dataclass(frozen=True)

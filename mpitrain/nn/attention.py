@@ -10,7 +10,9 @@ import numpy as np
 
 from mpitrain.arrays import Floats
 from mpitrain.errors import ConfigError
-from mpitrain.nn.layer import Chain, Context, Layer, Tensors, row_sums
+from mpitrain.kernels.exponential import constants, workspace
+from mpitrain.kernels.softmax import LANES, softmax, softmax_backward
+from mpitrain.nn.layer import Chain, Context, Layer, Tensors
 from mpitrain.nn.linear import Linear
 
 
@@ -45,13 +47,15 @@ class Attention(Layer[Floats, AttentionCache]):
         batch, time, channels = x.shape
         q, k, v = self._split(x)
         weights_BHTS: Floats = q @ k.swapaxes(-1, -2)
-        weights_BHTS *= 1 / math.sqrt(q.shape[-1])
-        if self.causal:
-            weights_BHTS += np.triu(np.full((time, time), -np.inf, x.dtype), 1)
-        weights_BHTS -= weights_BHTS.max(axis=-1, keepdims=True)
-        np.exp(weights_BHTS, out=weights_BHTS)
-        weights_NS = weights_BHTS.reshape(-1, time)
-        weights_NS /= row_sums(weights_NS)
+        softmax(
+            weights_BHTS.reshape(-1, time),
+            self.causal,
+            x.dtype.type(1 / math.sqrt(q.shape[-1])),
+            x.dtype.type(1),
+            np.empty(LANES, x.dtype),
+            workspace(time, x.dtype),
+            *constants(x.dtype),
+        )
         y = np.empty((batch, time, channels // 3), x.dtype)
         np.matmul(weights_BHTS, v, out=self._heads(y))
         return y, AttentionCache(x, weights_BHTS)
@@ -65,9 +69,14 @@ class Attention(Layer[Floats, AttentionCache]):
         dy_BHTD = self._heads(dy)
         np.matmul(weights_BHTS.swapaxes(-1, -2), dy_BHTD, out=dv)
         dscores_BHTS: Floats = dy_BHTD @ v.swapaxes(-1, -2)
-        dscores_BHTS -= np.einsum("bhts,bhts->bht", dscores_BHTS, weights_BHTS)[..., None]
-        dscores_BHTS *= weights_BHTS
-        dscores_BHTS *= 1 / math.sqrt(q.shape[-1])
+        time = dscores_BHTS.shape[-1]
+        softmax_backward(
+            weights_BHTS.reshape(-1, time),
+            dscores_BHTS.reshape(-1, time),
+            self.causal,
+            dy.dtype.type(1 / math.sqrt(q.shape[-1])),
+            np.empty(LANES, dy.dtype),
+        )
         np.matmul(dscores_BHTS, k, out=dq)
         np.matmul(dscores_BHTS.swapaxes(-1, -2), q, out=dk)
         return dx

@@ -13,9 +13,10 @@ from mpitrain.comm.agreement import agree, first_on_node, same_everywhere, sum_a
 from mpitrain.comm.grid import Axis, ProcessGrid
 from mpitrain.config.schema import Config, DataConfig, OptimConfig
 from mpitrain.data.dataset import Dataset, combine_moments
+from mpitrain.data.loader import Loader
 from mpitrain.data.open import open_dataset
 from mpitrain.data.sampler import Sampler, split_test
-from mpitrain.nn.layer import Chain
+from mpitrain.nn.layer import EVALUATE, Chain
 from mpitrain.nn.models import Mlp, Transformer
 from mpitrain.optim.clip import clip_by_norm
 from mpitrain.optim.optimizer import AdamW, Optimizer, OptimizerState, Sgd
@@ -32,6 +33,7 @@ class Parts:
     grid: ProcessGrid
     dataset: Dataset
     sampler: Sampler
+    loader: Loader
     test_part: Ints
     class_weights: Floats | None
     model: Chain
@@ -52,9 +54,10 @@ def build(config: Config, grid: ProcessGrid) -> Parts:
         On all ranks, if the data cannot be read or the configuration does not fit it on any.
     """
     dataset, sampler, test_part = agree(grid.world, lambda: _open_data(config, grid.data))
-    shape: list[object] = [dataset.train_group_sizes, dataset.num_test, dataset.feature_names, dataset.class_names]
-    same_everywhere(grid.world, shape, "the data sets (training groups, test samples, features, classes)")
-    if config.data.standardize:
+    names: list[object] = [dataset.feature_names, dataset.class_names, dataset.content]
+    shape = [dataset.train_group_sizes, dataset.num_test, *names]
+    same_everywhere(grid.world, shape, "the data sets (training groups, test samples, features, classes, text)")
+    if config.data.standardize and not dataset.vocabulary:
         _standardize(dataset, grid.data, config.data)
     model = make_model(config, dataset)
     agree(grid.world, lambda: check_rules([spec.name for spec in model.specs()], config.exchange))
@@ -64,13 +67,14 @@ def build(config: Config, grid: ProcessGrid) -> Parts:
     transport = Transport(config.network.peer_timeout_s, int(config.network.max_message_mb * 1e6))
     reducer = make_reducer(config.exchange.collective, grid.data, transport)
     exchange = SyncExchange(reducer, grads, config.exchange, seed=config.train.seed)
-    first_on_node(grid.world, lambda: _compile(exchange.streams, optimizer))
+    first_on_node(grid.world, lambda: _compile(exchange.streams, optimizer, model, dataset))
     optim = config.optim
     return Parts(
         config=config,
         grid=grid,
         dataset=dataset,
         sampler=sampler,
+        loader=Loader(dataset, sampler, steps=config.train.steps, readers=config.data.readers),
         test_part=test_part,
         class_weights=_class_weights(config, dataset, sampler, grid.data),
         model=model,
@@ -128,7 +132,6 @@ def _class_weights(config: Config, dataset: Dataset, sampler: Sampler, axis: Axi
 def make_model(config: Config, dataset: Dataset) -> Chain:
     """Build the model that fits the data set's windows and outputs."""
     model = config.model
-    time, features = dataset.input_shape
     if model.kind == "mlp":
         return Mlp(
             inputs=prod(dataset.input_shape),
@@ -138,13 +141,14 @@ def make_model(config: Config, dataset: Dataset) -> Chain:
         )
     return Transformer(
         task=model.task,
-        time=time,
+        time=dataset.input_shape[0],
         d_model=model.d_model,
         blocks=model.layers,
         heads=model.heads,
         d_ff=model.d_ff or 4 * model.d_model,
         outputs=dataset.num_outputs,
-        features=features,
+        features=None if dataset.vocabulary else dataset.input_shape[1],
+        vocabulary=dataset.vocabulary or None,
         causal=model.causal,
         dropout=model.dropout,
     )
@@ -157,11 +161,15 @@ def make_optimizer(optim: OptimConfig) -> Optimizer:
     return AdamW(beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay)
 
 
-def _compile(streams: list[tuple[Codec, str]], optimizer: Optimizer) -> None:
-    """Run every kernel of the run once, on a few elements."""
+def _compile(streams: list[tuple[Codec, str]], optimizer: Optimizer, model: Chain, dataset: Dataset) -> None:
+    """Run every kernel of the run once, on a few elements or one sample."""
     for codec, memory in {(type(codec), memory): (codec, memory) for codec, memory in streams}.values():
         compile_kernels(codec, memory)
     params = Params(Layout([ParamSpec("x", (3,), decay=True)]))
     optimizer.step(params, params.zeros_like(), optimizer.init(params), 0.0)
     params.flat[:] = 1
     clip_by_norm(params, 1.0)
+    weights = Params(Layout(model.specs()))
+    sample = np.zeros((1, *dataset.input_shape), np.uint8 if dataset.vocabulary else np.float32)
+    output, cache = model.forward(weights, sample, EVALUATE)
+    model.backward(weights, cache, output, weights.zeros_like())

@@ -1,7 +1,7 @@
 """Scores on the test samples: each counts once, on any number of ranks."""
 
 from dataclasses import dataclass
-from math import sqrt
+from math import log, sqrt
 from typing import cast
 
 import numpy as np
@@ -9,13 +9,13 @@ import numpy as np
 from mpitrain.arrays import Floats, Ints
 from mpitrain.comm.agreement import NumberGather
 from mpitrain.config.schema import Task
-from mpitrain.data.dataset import Samples
+from mpitrain.data.dataset import NO_TARGET, Samples
 from mpitrain.nn.layer import EVALUATE
 from mpitrain.nn.loss import LossResult, cross_entropy, squared_error
 from mpitrain.train.build import Parts
 
-CHUNK = 256
-"""Samples that are evaluated at once."""
+CHUNK_ROWS = 4096
+"""Rows (tokens) of the samples that are evaluated at once; the last sample may go beyond."""
 
 
 @dataclass(frozen=True)
@@ -42,28 +42,35 @@ def loss_of(
 ) -> LossResult:
     """Compare outputs with targets; ``total`` is the number of samples of all ranks.
 
+    A sample of tokens counts as many targets as it has steps, so in training none of them may be missing.
     Class weights have the mean 1 over the training samples, so ``total`` stands for the sum of the weights, too.
     """
     if task == "forecast":
         return squared_error(output, cast(Floats, samples.y), total_weight=total * output.shape[-1])
     labels = cast(Ints, samples.y)
+    if task == "lm":
+        is_target = None if labels.min(initial=0) > NO_TARGET else (labels != NO_TARGET).astype(output.dtype)
+        return cross_entropy(output, labels, total_weight=total * output.shape[1], weights=is_target)
     weights = None if class_weights is None else class_weights[labels]
     return cross_entropy(output, labels, total_weight=total, weights=weights, label_smoothing=label_smoothing)
 
 
 def score(task: Task, loss_sum: float, weight: float, metric_sum: float) -> Score:
     """Turn sums over all ranks into means."""
-    mean = metric_sum / weight if weight else 0.0
+    loss, mean = (loss_sum / weight, metric_sum / weight) if weight else (0.0, 0.0)
+    if task == "lm":
+        return Score(loss, loss / log(2), "bits_per_char")
     metric, name = (sqrt(mean), "rmse") if task == "forecast" else (mean, "accuracy")
-    return Score(loss_sum / weight if weight else 0.0, metric, name)
+    return Score(loss, metric, name)
 
 
 def evaluate(parts: Parts) -> Score:
     """Score the model on the test samples. Collective over the data axis."""
     sums = np.zeros(3)
     task = parts.config.model.task
-    for start in range(0, len(parts.test_part), CHUNK):
-        samples = parts.dataset.test(parts.test_part[start : start + CHUNK])
+    chunk = -(-CHUNK_ROWS // parts.dataset.input_shape[0])
+    for start in range(0, len(parts.test_part), chunk):
+        samples = parts.dataset.test(parts.test_part[start : start + chunk])
         output, _ = parts.model.forward(parts.params, samples.x, EVALUATE)
         result = loss_of(task, output, samples, 1.0)
         sums += (result.loss_sum, result.weight, result.metric_sum)

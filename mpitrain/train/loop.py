@@ -124,10 +124,9 @@ class Loop:
         Returns the sums over ranks of loss, weight, metric and stop wishes, under way.
         """
         parts, config = self.parts, self.parts.config
-        indices = parts.sampler.indices(step - 1)
-        total = parts.sampler.global_count(step - 1)
         with self._event("read"):
-            samples = parts.dataset.train(indices)
+            indices, samples = parts.loader.samples(step - 1)
+        total = parts.sampler.global_count(step - 1)
         context = Context(train=True, key=noise_key(config.train.seed, step, DROPOUT_STREAM), samples=indices)
         parts.grads.flat[:] = 0
         with self._event("forward"):

@@ -87,6 +87,7 @@ def train(
         try:
             return _prepare(session, resume, overwrite=overwrite) or _run(session, begin)
         finally:
+            parts.loader.close()
             narrator.close()
 
 

@@ -34,7 +34,7 @@ FIXED = (
 )
 """Settings that a resumed run shares with its past, or it would silently become another one."""
 
-FREE = ("data.path", "exchange.overlap")
+FREE = ("data.path", "data.readers", "exchange.overlap")
 """Of these, the ones that change no bit."""
 
 

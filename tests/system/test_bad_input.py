@@ -20,6 +20,10 @@ def windows(path, *overrides):
     return sets(*WINDOWS, f"data.path={path}", *overrides)
 
 
+def characters(path):
+    return sets("data.kind=text", "model.kind=transformer", "model.task=lm", f"data.path={path}")
+
+
 CASES = {
     "misspelt key": (sets("optim.learing_rate=1"), ExitCode.CONFIG, ["optim.learing_rate", "optim.lr"]),
     "key of another section": (sets("train.lr=1"), ExitCode.CONFIG, ["train.lr", "optim.lr"]),
@@ -55,6 +59,7 @@ CASES = {
         ["model.heads = 3", "model.d_model = 8", "[1, 2, 4, 8]"],
     ),
     "no token data": (sets("model.task=lm"), ExitCode.CONFIG, ["lm", "stations"]),
+    "mlp of tokens": (sets("model.task=lm", "data.kind=text", "model.kind=mlp"), ExitCode.CONFIG, ["mlp", "lm"]),
     "no path": (sets("data.kind=windows"), ExitCode.CONFIG, ["data.path"]),
     "too many ranks wanted": (sets("parallel.dp=7"), ExitCode.CONFIG, ["parallel", "7", "start 7 ranks"]),
     "missing config": (None, ExitCode.CONFIG, ["missing.toml", "No such file"]),
@@ -67,6 +72,8 @@ CASES = {
     "unequal lengths": (windows("short.npz"), ExitCode.DATA, ["short.npz", "59", "60"]),
     "unknown test group": (windows("good.npz", "data.test_groups=[9]"), ExitCode.DATA, ["good.npz", "9"]),
     "window too long": (windows("good.npz", "data.window=40"), ExitCode.DATA, ["good.npz", "40", "15"]),
+    "text that is not UTF-8": (characters("latin1.txt"), ExitCode.DATA, ["latin1.txt", "byte 3", "0xe9", "UTF-8"]),
+    "text too short": (characters("short.txt"), ExitCode.DATA, ["short.txt", "6 sections", "data.stations"]),
     "folder below a file": (sets("run.folder=broken.toml/run"), ExitCode.CONFIG, ["run.folder", "broken.toml/run"]),
     "nothing to resume": (["--resume"], ExitCode.CHECKPOINT, ["no complete step", "--resume"]),
 }
@@ -81,6 +88,8 @@ def write_data(folder):
     np.savez(folder / "short.npz", x=x, label=label[:-1], trace=trace)
     x[17, 1] = np.nan
     np.savez(folder / "nan.npz", x=x, label=label, trace=trace)
+    (folder / "latin1.txt").write_bytes("café ".encode("latin-1") * 100)
+    (folder / "short.txt").write_text("too short\n")
     (folder / "noise.npz").write_bytes(b"no archive at all" * 10)
     (folder / "broken.toml").write_text(BROKEN_TOML)
     (folder / "flat.toml").write_text("lr = 1e-3\n")

@@ -357,6 +357,7 @@ def test_rules_survive_the_round_trip_in_their_order():
         [],
         ["model.kind=mlp", "model.hidden=[3, 4]"],
         ["data.kind=windows", "data.path=a.h5", "model.task=forecast", "data.horizon=3", "data.test_groups=[1, 'b']"],
+        ["data.kind=text", "model.task=lm", "data.path='my text.txt'", "data.test_fraction=0.2", "data.readers=0"],
         ["optim.kind=sgd", "optim.momentum=0.5", "optim.schedule=constant"],
         ["parallel.dp=3", "exchange.bucket_mb=0.25", "model.d_ff=7", "data.stride=2"],
         ["optim.lr=1e-300", "optim.eps=1e16", "network.peer_timeout_s=0.1"],
@@ -375,6 +376,20 @@ def test_keys_that_are_not_read_are_warned_about_and_not_written():
     written = tomllib.loads(resolved.to_toml())
     assert "heads" not in written["model"]
     assert "momentum" not in written["optim"]
+
+
+def test_a_text_reads_no_columns_and_is_always_causal():
+    for task in ("classify", "forecast"):
+        assert resolve({}, "run.toml", [f"model.task={task}", "model.causal=true"]).warnings() == []
+    overrides = ["data.kind=text", "model.task=lm"]
+    assert resolve({}, "run.toml", [*overrides, "data.stations=3", "data.stride=7", "data.window=9"]).warnings() == []
+    resolved = resolve({}, "run.toml", [*overrides, "model.causal=true", "data.clip=3", "data.x=a", "data.samples=9"])
+    assert resolved.warnings() == [
+        'data.clip is set, but data.kind = "text" does not read it',
+        'data.samples is set, but data.kind = "text" does not read it',
+        'data.x is set, but data.kind = "text" does not read it',
+        'model.causal is set, but model.task = "lm" does not read it',
+    ]
 
 
 def test_the_table_of_read_keys_names_keys_and_choices_that_exist():
@@ -424,7 +439,9 @@ def test_every_combination_is_taken_or_refused_with_a_remedy_that_works(answers)
         ),
         (["data.kind=windows"], ["data.path is empty", "set data.path"]),
         (["data.clip=3", "data.standardize=false"], ["data.clip = 3.0", "data.standardize = false"]),
-        (["model.task=lm"], ['model.task = "lm"', '"classify" or "forecast"']),
+        (["model.task=lm"], ['model.task = "lm"', '"classify" or "forecast"', 'data.kind = "text"']),
+        (["data.kind=text"], ['data.kind = "text"', 'model.task = "classify"', 'set model.task = "lm"']),
+        (["data.kind=text", "model.task=lm", "model.kind=mlp"], ['model.kind = "mlp"', 'model.kind = "transformer"']),
     ],
 )
 def test_values_that_do_not_go_together(overrides, parts):

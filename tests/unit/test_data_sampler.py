@@ -87,6 +87,7 @@ def test_d05_order_differs_by_epoch_and_repeats_by_seed(placement):
     first, again, other = (samplers([4, 4, 4], 4, 3, placement, seed) for seed in (0, 0, 1))
     orders = [np.concatenate([np.concatenate(rank) for rank in epoch_of(first, epoch)]).tolist() for epoch in range(3)]
     assert len({tuple(order) for order in orders}) == 3
+    assert [sorted(order) for order in orders] == [list(range(12))] * 3  # ranks are disjoint, and together complete
     backwards = {epoch: epoch_of(again, epoch) for epoch in (2, 0, 1)}
     for epoch in range(3):
         assert np.concatenate([np.concatenate(rank) for rank in backwards[epoch]]).tolist() == orders[epoch]

@@ -27,7 +27,7 @@ def test_a_rule_may_need_the_memory_that_a_raw_codec_does_not():
 
 def test_resume_and_overwrite_contradict_each_other(tmp_path):
     with pytest.raises(ConfigError, match="give one of them"):
-        RunFolder(tmp_path).check_free(resume=True, overwrite=True)
+        RunFolder(tmp_path).check_free(resume="newest", overwrite=True)
 
 
 def test_a_wire_that_is_too_short_is_refused():
