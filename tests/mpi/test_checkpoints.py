@@ -80,7 +80,8 @@ def assert_loaded(axis, found, step):
 
 
 def damage(axis, path, kind):
-    """Let rank 0 break a file."""
+    """Let rank 0 break a file, once the others have read what they want."""
+    gather(axis, None)
     if axis.rank == 0:
         if kind == "cut":
             os.truncate(path, path.stat().st_size - 1)
@@ -217,14 +218,28 @@ def test_a_failed_save_removes_nothing(axis, root):
     found = state(axis, 0, fill=-1)
     store.load(found)
     assert_loaded(axis, found, 1)
-    store.save(state(axis, 5))
-    gather(axis, None)
-    assert os.listdir(root) == ["step-00000005"]
+    make_store(axis, root, keep=2).save(state(axis, 5))
+    assert sorted(os.listdir(root)) == ["step-00000001", "step-00000005"]  # what is half-written takes no place
+    store.save(state(axis, 6))
+    assert os.listdir(root) == ["step-00000006"]
+
+
+def test_steps_that_go_stop_counting_first(axis, root, monkeypatch):
+    """A kill among the removals leaves no step that says it is complete and lacks shards."""
+    remove, seen = CheckpointStore._remove, []
+
+    def watched(store, names):
+        seen.extend((name, (root / name / COMMIT).exists()) for name in names)
+        remove(store, names)
+
+    monkeypatch.setattr(CheckpointStore, "_remove", watched)
+    save(axis, root, 1, 2, 3, keep=1)
+    assert seen == [("step-00000001", False), ("step-00000002", False)]
 
 
 @pytest.mark.parametrize("comm", ["world"], indirect=True)
 def test_the_folder_does_not_grow(axis, root):
-    """H11: fifty saves, of which two stay."""
+    """H11, H18: fifty saves, one after the other, of which two stay."""
     store = save(axis, root, 1, keep=2)
     one = sum(map(len, contents(root).values()))
     for step in range(2, 51):
@@ -348,8 +363,8 @@ def test_death_at_any_moment_of_a_save(axis, root, monkeypatch):
         store.load(found)
         assert_loaded(alone, found, found.step)
         loaded.append(found.step)
-        store.save(state(alone, found.step + 1))
-        assert os.listdir(here) == [step_folder(here, found.step + 1).name]
+        store.save(state(alone, 4))
+        assert os.listdir(here) == [step_folder(here, 4).name]
         if finished:
             break
     assert loaded == sorted(loaded)
