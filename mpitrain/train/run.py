@@ -133,7 +133,7 @@ def _prepare(session: Session, resume: Resume | None, *, overwrite: bool) -> Row
 def _open_folder(session: Session, resume: Resume | None, *, overwrite: bool) -> None:
     """Set aside or drop what this start makes again, and say what begins. Collective over the world."""
     step = session.loop.counters.step
-    moved = session.store.set_aside_after(step) if isinstance(resume, int) else []
+    moved = session.store.set_aside_after(step) if resume is not None else []
     first_of_host = _first_of_host(session.world)
     writes = session.writes or (first_of_host and not session.parts.config.run.shared_fs)
 
