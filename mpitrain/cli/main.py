@@ -4,7 +4,6 @@ What a command does lives in a module that is imported once it is called.
 """
 
 import importlib
-import os
 import sys
 from collections.abc import Callable
 from enum import StrEnum
@@ -15,11 +14,13 @@ import typer
 
 import mpitrain
 from mpitrain.comm.hints import hinted_rank
+from mpitrain.comm.threads import limit_threads
 from mpitrain.errors import ExitCode
 
 COMMANDS = {
     "train": "mpitrain.cli.train",
     "launch": "mpitrain.cli.launch",
+    "doctor": "mpitrain.cli.doctor",
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-start": "mpitrain.bench.start",
@@ -28,9 +29,7 @@ COMMANDS = {
 
 DEFAULT_CELLS = ["raw", "int8:residual"]
 
-WITHOUT_MPI = {"bench-codec", "bench-convergence", "bench-start"}
-
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+WITHOUT_MPI = {"doctor", "bench-codec", "bench-convergence", "bench-start"}
 
 
 class Progress(StrEnum):
@@ -129,6 +128,15 @@ def launch(
     )
 
 
+@app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="TOML file of a run to be.", metavar="[CONFIG]")] = None,
+    ranks: Annotated[int | None, typer.Option("-n", "--ranks", min=1, help="Ranks meant for this machine.")] = None,
+) -> None:
+    """Say what is wrong with this machine before a job does; tries a run on two ranks."""
+    call("doctor", config, ranks)
+
+
 @bench.command("codec")
 def bench_codec(
     size: Annotated[int, typer.Option(help="Elements of the array.")] = 2**24,
@@ -166,15 +174,10 @@ def bench_start(
     call("bench-start", config, ranks, repeats, json)
 
 
-def limit_threads() -> None:
-    """Give every rank one BLAS thread, unless the user has said otherwise; must come before numpy is imported."""
-    if not any(os.environ.get(name) for name in THREAD_VARIABLES):
-        os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
-
-
 def run() -> None:
     """Run the console script."""
-    limit_threads()
+    if (warning := limit_threads()) and hinted_rank() == 0:
+        typer.echo(f"mpitrain: {warning}", err=True)
     try:
         code = app(prog_name="mpitrain", standalone_mode=False)
     except Exception as error:

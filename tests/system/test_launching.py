@@ -6,9 +6,9 @@ import sys
 
 import pytest
 
-from mpitrain.cli.main import THREAD_VARIABLES
+from mpitrain.comm.threads import THREAD_VARIABLES
 from mpitrain.errors import ExitCode
-from tests.system.helpers import ROOT, environment, execute, messages, train, write_config
+from tests.system.helpers import environment, environment_without, execute, messages, train, write_config
 
 MPITRAIN = [sys.executable, "-m", "mpitrain"]
 CORES = len(os.sched_getaffinity(0))
@@ -88,7 +88,7 @@ def test_launch_trains_and_passes_on_the_code(tmp_path):
 
 THREADS = """
 import json, sys
-from mpitrain.cli.main import limit_threads
+from mpitrain.comm.threads import limit_threads
 limit_threads()
 import numpy, threadpoolctl
 numpy.ones((64, 64)) @ numpy.ones((64, 64))
@@ -109,11 +109,8 @@ def test_blas_threads(tmp_path, wish, expected):
 
 @pytest.fixture
 def without_mpi(tmp_path):
-    """An environment in which mpi4py is not installed."""
-    stub = tmp_path / "stub" / "mpi4py"
-    stub.mkdir(parents=True)
-    (stub / "__init__.py").write_text("raise ImportError('mpi4py is blocked by a test')\n")
-    return environment(PYTHONPATH=f"{stub.parent}{os.pathsep}{ROOT}")
+    """An environment in which what needs a compiler or MPI is not installed."""
+    return environment_without(tmp_path, "mpi4py", "numba", "h5py")
 
 
 @pytest.mark.parametrize(
