@@ -31,7 +31,7 @@ def test_a_configuration_whose_folder_cannot_be_written_fails(tmp_path):
     failed = [line for line in result.stdout.splitlines() if line.startswith("FAIL")]
     assert len(failed) == 2, result.stdout
     assert "set run.folder" in failed[0]
-    assert "a run on 2 ranks ended with code" in failed[1]
+    assert "a run on 2 ranks " in failed[1]  # ended, or was stopped: mpirun does not always notice such a failure
     assert "MPI_Init" in failed[1]
 
 
