@@ -21,6 +21,8 @@ COMMANDS = {
     "train": "mpitrain.cli.train",
     "launch": "mpitrain.cli.launch",
     "doctor": "mpitrain.cli.doctor",
+    "validate": "mpitrain.cli.validate",
+    "reference": "mpitrain.config.reference",
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-start": "mpitrain.bench.start",
@@ -29,7 +31,7 @@ COMMANDS = {
 
 DEFAULT_CELLS = ["raw", "int8:residual"]
 
-WITHOUT_MPI = {"doctor", "bench-codec", "bench-convergence", "bench-start"}
+WITHOUT_MPI = {"doctor", "validate", "reference", "bench-codec", "bench-convergence", "bench-start"}
 
 
 class Progress(StrEnum):
@@ -135,6 +137,22 @@ def doctor(
 ) -> None:
     """Say what is wrong with this machine before a job does; tries a run on two ranks."""
     call("doctor", config, ranks)
+
+
+@app.command()
+def validate(
+    config: Config,
+    overrides: Set = None,
+    ranks: Annotated[int | None, typer.Option("-n", "--ranks", min=1, help="Processes that will run it.")] = None,
+) -> None:
+    """Check a configuration, and show every value with its source; needs no MPI."""
+    call("validate", config, overrides or [], ranks)
+
+
+@app.command()
+def reference() -> None:
+    """Print the page of all keys: values, bounds, defaults, meanings."""
+    call("reference")
 
 
 @bench.command("codec")

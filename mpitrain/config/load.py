@@ -63,10 +63,10 @@ class Resolved:
             for key, value in values.items():
                 source = self.sources.get(f"{section}.{key}", "default")
                 if key not in tables and value is not None and f"{section}.{key}" not in unread:
-                    lines.append(f"{key} = {_toml_value(value)}  # {_comment(source)}")
+                    lines.append(f"{key} = {toml_value(value)}  # {_comment(source)}")
             for key, items in tables.items():
                 for item in typing.cast(list[Tree], items):
-                    lines += ["", f"[[{section}.{key}]]", *(f"{k} = {_toml_value(v)}" for k, v in item.items())]
+                    lines += ["", f"[[{section}.{key}]]", *(f"{k} = {toml_value(v)}" for k, v in item.items())]
         return "\n".join(lines[1:]) + "\n"
 
 
@@ -152,7 +152,7 @@ def _near_key(key: str, dotted: list[str]) -> list[str]:
 
 
 def _hint(near: list[str]) -> str:
-    return f"; did you mean {near[0]}?" if near else "; the README lists the keys"
+    return f"; did you mean {near[0]}?" if near else "; mpitrain reference lists the keys"
 
 
 def _convert(tree: Tree, sources: dict[str, str]) -> Config:
@@ -202,9 +202,10 @@ def _plain(config: Config) -> dict[str, Tree]:
     return typing.cast(dict[str, Tree], msgspec.to_builtins(config))
 
 
-def _toml_value(value: object) -> str:
+def toml_value(value: object) -> str:
+    """Render a plain value as TOML."""
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, float):
         return repr(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which JSON allows and TOML does not

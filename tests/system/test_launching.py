@@ -122,6 +122,20 @@ def test_help_needs_no_mpi(tmp_path, without_mpi, options):
     assert "mpitrain" in result.stdout
 
 
+def test_validation_and_reference_need_no_mpi(tmp_path, without_mpi):
+    """U09: neither MPI nor a compiler, HDF5 or numpy."""
+    config, run = write_config(tmp_path)
+    (tmp_path / "stub" / "numpy").mkdir()
+    (tmp_path / "stub" / "numpy" / "__init__.py").write_text("raise ImportError('numpy is blocked by a test')\n")
+    for command in (["validate", config, "--set", "optim.lr=3"], ["reference"]):
+        result = execute([*MPITRAIN, *command], cwd=tmp_path, env=without_mpi)
+        assert result.returncode == 0, result.stderr
+        assert result.stderr == ""
+    result = execute([*MPITRAIN, "validate", config, "-n", "2", "--set", "optim.lr=3"], cwd=tmp_path, env=without_mpi)
+    assert "lr = 3.0  # --set" in result.stdout.splitlines()
+    assert not run.exists()
+
+
 @pytest.mark.parametrize("command", [["train"], ["launch", "-n", "1"]])
 def test_advice_without_mpi(tmp_path, without_mpi, command):
     """One line that says what to install."""

@@ -170,8 +170,10 @@ def test_unknown_keys_name_the_one_that_was_meant(text, unknown, meant):
 
 
 def test_unknown_keys_without_a_likeness():
-    assert message_of(text="[train]\nxyzzy = 1") == "run.toml: unknown key train.xyzzy; the README lists the keys"
-    assert message_of("train.xyzzy=1") == "--set: unknown key train.xyzzy; the README lists the keys"
+    assert (
+        message_of(text="[train]\nxyzzy = 1") == "run.toml: unknown key train.xyzzy; mpitrain reference lists the keys"
+    )
+    assert message_of("train.xyzzy=1") == "--set: unknown key train.xyzzy; mpitrain reference lists the keys"
     assert message_of("plugh.xyzzy=1").startswith("--set: unknown section or key 'plugh'")
 
 
