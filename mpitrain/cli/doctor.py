@@ -26,7 +26,6 @@ from mpitrain.comm.machine import (
     Finding,
     Level,
     core_findings,
-    count,
     limit_findings,
     memory_findings,
     shared_memory_findings,
@@ -34,7 +33,7 @@ from mpitrain.comm.machine import (
 from mpitrain.comm.threads import blas_threads
 from mpitrain.config.load import load_config
 from mpitrain.config.schema import Config
-from mpitrain.errors import ConfigError, ExitCode, LaunchError
+from mpitrain.errors import ConfigError, ExitCode, LaunchError, count
 
 LAUNCH = "mpitrain.cli.launch"
 """Loads MPI, so it is imported once another process has shown that it can be."""

@@ -34,6 +34,10 @@ DEFAULT_CELLS = ["raw", "int8:residual"]
 WITHOUT_MPI = {"doctor", "validate", "reference", "bench-codec", "bench-convergence", "bench-start"}
 
 
+NO_VALUE = ""
+"""Of a flag: newer versions of typer show its type, as if it took a value."""
+
+
 class Progress(StrEnum):
     """How ``train`` tells how far it is."""
 
@@ -52,11 +56,15 @@ Config = Annotated[Path, typer.Argument(help="TOML file of the run.", metavar="C
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Override a value; may be repeated.", metavar="SECTION.KEY=VALUE")
 ]
-Resume = Annotated[bool, typer.Option("--resume", help="Go on from the newest checkpoint in run.folder.")]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that run.folder holds.")]
+Resume = Annotated[
+    bool, typer.Option("--resume", metavar=NO_VALUE, help="Go on from the newest checkpoint in run.folder.")
+]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", metavar=NO_VALUE, help="Replace the run that run.folder holds.")
+]
 Ranks = Annotated[int, typer.Option("-n", "--ranks", min=1, help="Processes to start.")]
-Root = Annotated[bool, typer.Option("--allow-root", help="Let Open MPI run as root, in containers.")]
-Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", help="Allow more ranks than cores.")]
+Root = Annotated[bool, typer.Option("--allow-root", metavar=NO_VALUE, help="Let Open MPI run as root, in containers.")]
+Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", metavar=NO_VALUE, help="Allow more ranks than cores.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the records as JSON.", metavar="FILE")]
 
 
@@ -87,7 +95,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", metavar=NO_VALUE, callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Train one numpy model over slow links with compressed MPI collectives."""
@@ -114,7 +122,9 @@ def launch(
     overwrite: Overwrite = False,
     allow_root: Root = False,
     oversubscribe: Oversubscribe = False,
-    show: Annotated[bool, typer.Option("--print", help="Show the command and do not run it.")] = False,
+    show: Annotated[
+        bool, typer.Option("--print", metavar=NO_VALUE, help="Show the command and do not run it.")
+    ] = False,
 ) -> None:
     """Start mpirun with the right flags for the installed MPI, and train on its ranks."""
     call(

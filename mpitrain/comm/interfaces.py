@@ -9,7 +9,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpitrain.comm.machine import ROOT, Finding, Level, count, read_or_empty
+from mpitrain.comm.machine import ROOT, Finding, Level, read_or_empty
+from mpitrain.errors import count
 
 UP, LOOPBACK = 0x1, 0x8  # IFF_UP and IFF_LOOPBACK of <net/if.h>
 GET_ADDRESS = 0x8915  # SIOCGIFADDR of <linux/sockios.h>

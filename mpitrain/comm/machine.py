@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
+from mpitrain.errors import count
+
 MB = 10**6
 ROOT = Path("/")
 
@@ -106,11 +108,6 @@ def _room(
 def amount(nbytes: float) -> str:
     """Render a number of bytes in units of a thousand."""
     return f"{nbytes / 1e9:,.1f} GB" if nbytes >= 1e9 else f"{nbytes / MB:,.1f} MB"
-
-
-def count(number: int, noun: str) -> str:
-    """Render a number of things, one of which takes no s."""
-    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
 
 
 def core_findings(ranks: int, affinity: Collection[int], *, threads: int = 1, root: Path = ROOT) -> list[Finding]:
