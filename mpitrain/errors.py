@@ -96,3 +96,8 @@ BY_EXIT_CODE: dict[int, type[MpitrainError]] = {
     ExitCode.DIVERGED: DivergedError,
     ExitCode.STOPPED: StoppedEarlyError,
 }
+
+
+def count(number: int, noun: str) -> str:
+    """Render a number of things for a message; one thing takes no s."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"

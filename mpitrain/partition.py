@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from itertools import accumulate
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, count
 
 
 def split_sizes(total: int, parts: int) -> list[int]:
@@ -69,12 +69,12 @@ class GridShape:
         if dp is None and ranks % inner == 0:
             return cls(ranks // inner, pp, tp)
         if dp is None:
-            raise ConfigError(f"parallel: pp*tp = {pp}*{tp} = {inner} does not divide the {ranks} ranks that run")
+            raise ConfigError(f"parallel: pp*tp = {pp}*{tp} = {inner} does not divide {count(ranks, 'rank')}")
         if dp * inner != ranks:
             remedy = f"set parallel.dp = {ranks // inner} or start" if ranks % inner == 0 else "start"
             raise ConfigError(
-                f"parallel: dp*pp*tp = {dp}*{pp}*{tp} = {dp * inner}, but {ranks} ranks run; "
-                f"{remedy} {dp * inner} ranks"
+                f"parallel: dp*pp*tp = {dp}*{pp}*{tp} = {dp * inner}, but {count(ranks, 'rank')} run; "
+                f"{remedy} {count(dp * inner, 'rank')}"
             )
         return cls(dp, pp, tp)
 

@@ -4,7 +4,6 @@ What a command does lives in a module that is imported once it is called.
 """
 
 import importlib
-import os
 import re
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ import typer
 import mpitrain
 from mpitrain.comm.hints import hinted_rank
 from mpitrain.comm.signals import StopRequest
+from mpitrain.comm.threads import limit_threads
 from mpitrain.errors import ExitCode
 
 COMMANDS = {
@@ -24,6 +24,9 @@ COMMANDS = {
     "launch": "mpitrain.cli.launch",
     "eval": "mpitrain.cli.eval",
     "inspect": "mpitrain.cli.inspect",
+    "doctor": "mpitrain.cli.doctor",
+    "validate": "mpitrain.cli.validate",
+    "reference": "mpitrain.config.reference",
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-start": "mpitrain.bench.start",
@@ -38,7 +41,9 @@ DEFAULT_CELLS = ["raw", "int8:residual"]
 
 NEEDS_MPI = {"train", "launch", "eval"}
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+
+NO_VALUE = ""
+"""Of a flag: newer versions of typer show its type, as if it took a value."""
 
 
 class Progress(StrEnum):
@@ -68,10 +73,12 @@ Resume = Annotated[
         metavar="[auto|STEP]",
     ),
 ]
-Overwrite = Annotated[bool, typer.Option("--overwrite", help="Replace the run that run.folder holds.")]
+Overwrite = Annotated[
+    bool, typer.Option("--overwrite", metavar=NO_VALUE, help="Replace the run that run.folder holds.")
+]
 Ranks = Annotated[int, typer.Option("-n", "--ranks", min=1, help="Processes to start.")]
-Root = Annotated[bool, typer.Option("--allow-root", help="Let Open MPI run as root, in containers.")]
-Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", help="Allow more ranks than cores.")]
+Root = Annotated[bool, typer.Option("--allow-root", metavar=NO_VALUE, help="Let Open MPI run as root, in containers.")]
+Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", metavar=NO_VALUE, help="Allow more ranks than cores.")]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the records as JSON.", metavar="FILE")]
 
 
@@ -109,7 +116,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+        bool, typer.Option("--version", metavar=NO_VALUE, callback=_version, is_eager=True, help="Show the version.")
     ] = False,
 ) -> None:
     """Train one numpy model over slow links with compressed MPI collectives."""
@@ -138,7 +145,9 @@ def launch(
     overwrite: Overwrite = False,
     allow_root: Root = False,
     oversubscribe: Oversubscribe = False,
-    show: Annotated[bool, typer.Option("--print", help="Show the command and do not run it.")] = False,
+    show: Annotated[
+        bool, typer.Option("--print", metavar=NO_VALUE, help="Show the command and do not run it.")
+    ] = False,
 ) -> None:
     """Start mpirun with the right flags for the installed MPI, and train on its ranks."""
     call(
@@ -182,11 +191,36 @@ def inspect(
     other: Annotated[
         Path | None, typer.Argument(help="Compare with this one, tensor by tensor.", metavar="OTHER")
     ] = None,
-    json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
-    tensors: Annotated[bool, typer.Option("--tensors", help="List every tensor.")] = False,
+    json: Annotated[bool, typer.Option("--json", metavar=NO_VALUE, help="Print JSON instead.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", metavar=NO_VALUE, help="List every tensor.")] = False,
 ) -> None:
     """Verify a checkpoint and show what it holds; exit 4 if it is not sound."""
     call("inspect", path, other, as_json=json, all_tensors=tensors)
+
+
+@app.command()
+def doctor(
+    config: Annotated[Path | None, typer.Argument(help="TOML file of a run to be.", metavar="[CONFIG]")] = None,
+    ranks: Annotated[int | None, typer.Option("-n", "--ranks", min=1, help="Ranks meant for this machine.")] = None,
+) -> None:
+    """Say what is wrong with this machine before a job does; tries a run on two ranks."""
+    call("doctor", config, ranks)
+
+
+@app.command()
+def validate(
+    config: Config,
+    overrides: Set = None,
+    ranks: Annotated[int | None, typer.Option("-n", "--ranks", min=1, help="Processes that will run it.")] = None,
+) -> None:
+    """Check a configuration, and show every value with its source; needs no MPI."""
+    call("validate", config, overrides or [], ranks)
+
+
+@app.command()
+def reference() -> None:
+    """Print the page of all keys: values, bounds, defaults, meanings."""
+    call("reference")
 
 
 @bench.command("codec")
@@ -235,15 +269,10 @@ def with_resume_value(arguments: list[str]) -> list[str]:
     ]
 
 
-def limit_threads() -> None:
-    """Give every rank one BLAS thread, unless the user has said otherwise; must come before numpy is imported."""
-    if not any(os.environ.get(name) for name in THREAD_VARIABLES):
-        os.environ.update(dict.fromkeys(THREAD_VARIABLES, "1"))
-
-
 def run() -> None:
     """Run the console script."""
-    limit_threads()
+    if (warning := limit_threads()) and hinted_rank() == 0:
+        typer.echo(f"mpitrain: {warning}", err=True)
     try:
         code = app(with_resume_value(sys.argv[1:]), prog_name="mpitrain", standalone_mode=False)
     except Exception as error:

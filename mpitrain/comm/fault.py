@@ -21,11 +21,12 @@ raise_end       an exception after the last step, before the summary
 import os
 import signal
 import time
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from mpitrain.errors import ConfigError
 
+PREFIX = "MPITRAIN_"
 VARIABLE = "MPITRAIN_FAULT"
 KINDS = (
     "raise",
@@ -114,6 +115,12 @@ class FaultHook:
         """Raise after the last step, if asked to."""
         if fault := self.find("raise_end", 0):
             raise InjectedFaultError(fault.message)
+
+
+def unread_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
+    """Warn of variables that look as if they configured something: none but ``VARIABLE`` is ever read."""
+    names = sorted(name for name in environment if name.startswith(PREFIX) and name != VARIABLE)
+    return [f"{name} is set, but nothing reads it: configuration comes from the file and --set" for name in names]
 
 
 def kill_self() -> None:

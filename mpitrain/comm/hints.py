@@ -9,15 +9,28 @@ SIZE_HINTS = {
 }
 """Variables in which launchers tell the number of processes, the most specific first."""
 
+MAX_DIGITS = 10
+"""A longer number is no count of processes."""
+
 RANK_HINTS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
 def hinted_rank() -> int:
     """Guess this process's rank, for messages before MPI has started; 0 without a launcher."""
-    values = [os.environ[name] for name in RANK_HINTS if os.environ.get(name, "").isdigit()]
-    return int(values[0]) if values else 0
+    return next((rank for name in RANK_HINTS if (rank := _number(name)) is not None), 0)
+
+
+def hinted_size() -> tuple[str, int] | None:
+    """Return the most specific variable that tells the number of processes, and what it tells; None without one."""
+    return next(((name, size) for name in SIZE_HINTS if (size := _number(name)) is not None), None)
 
 
 def is_launched() -> bool:
     """Tell whether a launcher has started this process."""
-    return any(os.environ.get(name, "").isdigit() for name in RANK_HINTS)
+    return any(_number(name) is not None for name in RANK_HINTS)
+
+
+def _number(name: str) -> int | None:
+    """Read a variable that may hold anything; None where it holds no plain number ("²" is a digit, but not one)."""
+    text = os.environ.get(name, "")
+    return int(text) if text.isascii() and text.isdecimal() and len(text) < MAX_DIGITS else None

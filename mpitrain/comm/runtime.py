@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import mpi4py
 
-from mpitrain.comm.hints import SIZE_HINTS, hinted_rank
+from mpitrain.comm.hints import SIZE_HINTS, hinted_rank, hinted_size
 from mpitrain.errors import ExitCode, LaunchError, MpitrainError
 
 mpi4py.rc(initialize=False, finalize=False)
@@ -49,13 +49,12 @@ def start() -> MPI.Intracomm:
     if not MPI.Is_initialized():
         MPI.Init_thread(MPI.THREAD_FUNNELED)
     size = MPI.COMM_WORLD.Get_size()
-    present = [(name, os.environ[name]) for name in SIZE_HINTS if os.environ.get(name, "").isdigit()]
-    for name, value in present[:1]:
-        if int(value) != size:
-            raise LaunchError(
-                f"launch: {SIZE_HINTS[name]} started {value} processes ({name}={value}), but {library_name()} sees "
-                f"{size}; start with the mpirun of that library, or unset {name}"
-            )
+    name, hinted = hinted_size() or ("", size)
+    if hinted != size:
+        raise LaunchError(
+            f"launch: {SIZE_HINTS[name]} started {hinted} processes ({name}={hinted}), but {library_name()} sees "
+            f"{size}; start with the mpirun of that library, or unset {name}"
+        )
     return MPI.COMM_WORLD
 
 

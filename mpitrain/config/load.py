@@ -1,7 +1,6 @@
 """From a TOML file and ``--set`` overrides to a checked configuration that knows where each value came from."""
 
 import copy
-import difflib
 import json
 import re
 import tomllib
@@ -12,25 +11,11 @@ from pathlib import Path
 
 import msgspec
 
+from mpitrain.config.plain import Tree, parse_toml, printable, refuse_odd_values, shown
 from mpitrain.config.schema import Config
+from mpitrain.config.unknown import refuse_unknown
 from mpitrain.config.validate import check_consistency, unread_keys, with_derived
 from mpitrain.errors import ConfigError
-
-Tree = dict[str, object]
-
-ALIASES = {
-    "learning_rate": "optim.lr",
-    "epochs": "train.steps",
-    "num_epochs": "train.steps",
-    "max_steps": "train.steps",
-    "num_layers": "model.layers",
-    "num_heads": "model.heads",
-    "hidden_size": "model.d_model",
-    "optimizer": "optim.kind",
-    "compression": "exchange.codec",
-    "output_dir": "run.folder",
-}
-"""Names that other programs give to these keys: what a user is likely to try."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +48,10 @@ class Resolved:
             for key, value in values.items():
                 source = self.sources.get(f"{section}.{key}", "default")
                 if key not in tables and value is not None and f"{section}.{key}" not in unread:
-                    lines.append(f"{key} = {_toml_value(value)}  # {_comment(source)}")
+                    lines.append(f"{key} = {toml_value(value)}  # {printable(source)}")
             for key, items in tables.items():
                 for item in typing.cast(list[Tree], items):
-                    lines += ["", f"[[{section}.{key}]]", *(f"{k} = {_toml_value(v)}" for k, v in item.items())]
+                    lines += ["", f"[[{section}.{key}]]", *(f"{k} = {toml_value(v)}" for k, v in item.items())]
         return "\n".join(lines[1:]) + "\n"
 
 
@@ -85,26 +70,30 @@ def load_config(path: Path, overrides: list[str] | None = None) -> Resolved:
     ConfigError
         Unreadable file, unknown or misspelt key, wrong type or range, or values that do not go together.
     """
-    return resolve(read_config(path), str(path), overrides or [])
+    return resolve(read_config(path), printable(str(path)), overrides or [])
 
 
 def read_config(path: Path) -> Tree:
     """Parse a TOML file; raises ConfigError where it cannot be read."""
+    origin = printable(str(path))
     try:
-        return tomllib.loads(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"config: cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
-    except tomllib.TOMLDecodeError as error:
-        raise ConfigError(f"config: {path} is not TOML: {error}") from None
+        text = path.read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # a path with a NUL character, or bytes that are no UTF-8
+        raise ConfigError(f"config: cannot read {origin}: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        return parse_toml(text)
+    except ValueError as error:
+        raise ConfigError(f"config: {origin} is not TOML: {printable(str(error))}") from None
 
 
 def resolve(tree: Tree, origin: str, overrides: list[str]) -> Resolved:
     """Check a parsed file with its overrides; ``origin`` names the file in messages and sources."""
+    refuse_odd_values(tree, "", origin)
     tree = copy.deepcopy(tree)
     sources = dict.fromkeys(_dotted_keys(tree), origin)
     for override in overrides:
         sources[_apply_override(tree, override)] = "--set"
-    _refuse_unknown(tree, sources)
+    refuse_unknown(tree, sources)
     config = _convert(tree, sources)
     check_consistency(config)
     return Resolved(with_derived(config), sources)
@@ -114,49 +103,19 @@ def _apply_override(tree: Tree, override: str) -> str:
     dotted, equals, text = override.partition("=")
     section, dot, key = dotted.strip().partition(".")
     if not (equals and section and dot and key):
-        raise ConfigError(f"--set: expected section.key=value, got {override!r}")
+        raise ConfigError(f"--set: expected section.key=value, got {shown(override)}")
     try:
-        value: object = tomllib.loads(f"value = {text}")["value"]
+        value = parse_toml(f"value = {text}")["value"]
     except tomllib.TOMLDecodeError:
         value = text.strip()
+    except ValueError as error:
+        raise ConfigError(f"--set: {printable(dotted)}: {error}") from None
+    refuse_odd_values({section: {key: value}}, "", "--set")
     table = tree.setdefault(section, {})
     if not isinstance(table, dict):
-        raise ConfigError(f"config: [{section}] must be a table, got {table!r}")
+        raise ConfigError(f"config: [{section}] must be a table, got {shown(table)}")
     table[key] = value
     return f"{section}.{key}"
-
-
-def _refuse_unknown(tree: Tree, sources: dict[str, str]) -> None:
-    known = _known_keys()
-    dotted = [f"{section}.{key}" for section, keys in known.items() for key in keys]
-    for section, table in tree.items():
-        if section not in known:
-            homes = [name for name in dotted if name.endswith(f".{section.replace('-', '_')}")]
-            near = homes or difflib.get_close_matches(section, known, 1) or _near_key(section, dotted)
-            raise ConfigError(f"{_origin(section, sources)}: unknown section or key {section!r}{_hint(near)}")
-        if not isinstance(table, dict):
-            raise ConfigError(f"{sources.get(section, 'config')}: [{section}] must be a table, got {table!r}")
-        for key in table:
-            if key not in known[section]:
-                here = difflib.get_close_matches(key.replace("-", "_"), known[section], 1)
-                near = [f"{section}.{here[0]}"] if here else _near_key(key, dotted)
-                origin = sources.get(f"{section}.{key}", "config")
-                raise ConfigError(f"{origin}: unknown key {section}.{key}{_hint(near)}")
-
-
-def _origin(section: str, sources: dict[str, str]) -> str:
-    """Name the place that mentions a section first."""
-    return next((origin for key, origin in sources.items() if key.partition(".")[0] == section), "config")
-
-
-def _near_key(key: str, dotted: list[str]) -> list[str]:
-    """Find the key that was probably meant: the most alike name of any section, or of another program."""
-    names = {name.partition(".")[2]: name for name in dotted} | ALIASES
-    return [names[near] for near in difflib.get_close_matches(key.replace("-", "_").lower(), names, 1)]
-
-
-def _hint(near: list[str]) -> str:
-    return f"; did you mean {near[0]}?" if near else "; the README lists the keys"
 
 
 def _convert(tree: Tree, sources: dict[str, str]) -> Config:
@@ -169,7 +128,7 @@ def _convert(tree: Tree, sources: dict[str, str]) -> Config:
         got = _look_up(tree, dotted)
         choices = _choices(dotted)
         expected = f"expected one of {choices}" if choices else message[0].lower() + message[1:].partition(", got")[0]
-        suffix = "" if got is None else f", got {got!r}"
+        suffix = "" if got is None else f", got {shown(got)}"
         raise ConfigError(f"{origin}: {dotted}: {expected.replace('`', '')}{suffix}") from None
 
 
@@ -193,10 +152,6 @@ def _look_up(tree: Tree, dotted: str) -> object:
     return node
 
 
-def _known_keys() -> dict[str, list[str]]:
-    return {section: list(typing.get_type_hints(kind)) for section, kind in typing.get_type_hints(Config).items()}
-
-
 def _dotted_keys(tree: Tree) -> list[str]:
     inner = [f"{section}.{key}" for section, table in tree.items() if isinstance(table, dict) for key in table]
     return [*tree, *inner]
@@ -206,14 +161,10 @@ def _plain(config: Config) -> dict[str, Tree]:
     return typing.cast(dict[str, Tree], msgspec.to_builtins(config))
 
 
-def _toml_value(value: object) -> str:
+def toml_value(value: object) -> str:
+    """Render a plain value as TOML."""
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_value(item) for item in value) + "]"
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, float):
         return repr(value)
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")  # which JSON allows and TOML does not
-
-
-def _comment(source: str) -> str:
-    """Keep a source on its line."""
-    return "".join(character if character.isprintable() else "?" for character in source)

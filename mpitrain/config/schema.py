@@ -25,10 +25,15 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """[model]: what is trained."""
 
     kind: Literal["transformer", "mlp"] = "transformer"
+    """transformer: attention over the time steps of a window; mlp: dense layers over the flattened window."""
     task: Task = "classify"
+    """classify: one of several classes for a window; forecast: the values that follow it; lm: the next token."""
     d_model: Count = 64
+    """Width of the vector that stands for a time step."""
     layers: Count = 2
+    """Blocks of attention and feed-forward network, one after the other."""
     heads: Count = 4
+    """Attention heads of a block; must divide ``d_model``."""
     d_ff: Count | None = None
     """Width of the hidden layer of a block; 4 d_model where left out."""
     hidden: tuple[Count, ...] = (128, 128)
@@ -36,29 +41,34 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     causal: bool = False
     """Whether a time step attends only to itself and the past."""
     dropout: Fraction = 0.0
+    """Share of activations that is set to zero while training."""
     label_smoothing: Fraction = 0.0
+    """Share of the target that is spread evenly over all classes."""
 
 
 class DataConfig(Section, frozen=True, kw_only=True):
     """[data]: what it is trained on."""
 
     kind: Literal["stations", "windows", "text"] = "stations"
+    """stations: synthetic base stations, embedded; windows: cut from the rows of a file of yours; text: characters."""
     placement: Literal["station", "shuffled"] = "station"
     """station: every rank reads its own stations; shuffled: one global permutation an epoch, sliced by rank."""
     readers: Index = 1
     """Threads that gather the next batches while a step is computed; 0: the loop gathers them. Same bits."""
     window: Count = 16
-    """Rows of a sample; characters of a text."""
+    """Time steps of a sample: rows of a table, characters of a text."""
     stride: Count | None = None
     """Rows between the starts of two windows; as many as ``window`` where left out."""
     horizon: Count = 4
     """Forecast: rows that follow the window and are to be predicted."""
 
     stations: Count = 8
-    """Groups of kind "stations"; sections into which a text is cut."""
+    """Stations to synthesize (kind = "stations"), at least as many as ranks where placement = "station"; sections into
+    which a text is cut."""
     samples: Count = 6000
     """Training windows of all stations together (kind = "stations")."""
     test_samples: Count = 2000
+    """Test windows of all stations together."""
     skew: NonNegative = 1.0
     """0: equal stations; 1: sizes and class mixes as unequal as those of real cells."""
 
@@ -76,6 +86,7 @@ class DataConfig(Section, frozen=True, kw_only=True):
     station: str = ""
     """Array that names the station of each row; a window belongs to that of its first row. Left out: the group."""
     test_groups: tuple[int | str, ...] = ()
+    """Groups that are used for testing and not for training."""
     skip_groups: tuple[int | str, ...] = ()
     """Groups that are used neither for training nor for testing."""
     flags: tuple[str, ...] = ()
@@ -98,9 +109,11 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     """[train]: how long, and with what batches."""
 
     steps: Count = 300
+    """Optimizer steps; a resumed run goes on to this step."""
     batch_size: Count = 64
     """Samples of a step over all ranks together."""
     seed: Index = 0
+    """Of weights, sample order, dropout and stochastic rounding; the same seed repeats a run bit for bit."""
     eval_every: Index = 100
     """Steps between evaluations on the test samples; 0: only at the end."""
     clip_norm: NonNegative = 1.0
@@ -119,16 +132,27 @@ class OptimConfig(Section, frozen=True, kw_only=True):
     """[optim]: the optimizer and its learning rate."""
 
     kind: Literal["adamw", "sgd"] = "adamw"
+    """adamw: Adam with decoupled weight decay; sgd: stochastic gradient descent with momentum."""
     lr: Positive = 1e-3
+    """Learning rate at its highest, after warm-up."""
     schedule: Literal["constant", "cosine", "linear"] = "cosine"
+    """How the rate falls from the end of the warm-up to the last step."""
     warmup_steps: Index = 0
+    """Steps over which the rate rises linearly to ``lr``."""
     min_lr_ratio: Fraction = 0.0
+    """Where the fall ends, as a share of ``lr``."""
     weight_decay: NonNegative = 0.01
+    """Share of a weight that is taken off per step, times the rate; biases and gains are spared."""
     beta1: Fraction = 0.9
+    """Decay of the running mean of gradients."""
     beta2: Fraction = 0.999
+    """Decay of the running mean of squared gradients."""
     eps: Positive = 1e-8
+    """Added to the root of the mean square before dividing by it."""
     momentum: Fraction = 0.9
+    """Decay of the running sum of gradients; 0: none."""
     nesterov: bool = False
+    """Look ahead along the momentum (Nesterov 1983)."""
 
 
 class ParallelConfig(Section, frozen=True, kw_only=True):
@@ -142,23 +166,33 @@ class RuleConfig(Section, frozen=True, kw_only=True):
     """[[exchange.rule]]: the codec of the tensors whose name matches; the first match wins."""
 
     match: str
+    """Shell pattern of tensor names, such as ``*.norm*``."""
     codec: CodecName
+    """Codec of those tensors."""
 
 
 class ExchangeConfig(Section, frozen=True, kw_only=True):
     """[exchange]: when, how and as what bytes gradients travel."""
 
     when: Literal["sync"] = "sync"
+    """When gradients leave. sync: after every step."""
     collective: CollectiveName = "direct"
+    """How they travel. direct: every rank sends each owner its part and gets the sum back, 2 latencies; ring: 2 (p - 1)
+    messages to the neighbour, for stations wired as a ring; native: MPI_Allreduce, codec raw only."""
     codec: CodecName = "int8"
+    """As what bytes. raw: float32 itself; fp16: 2 bytes a value; int8: 1.02 bytes, with a scale for 128 values. With
+    int8, 1-D tensors and those below 1,024 elements travel as fp16 unless a rule says otherwise."""
     memory: MemoryName | None = None
-    """"residual" where left out, "none" for codec raw."""
+    """What is remembered of earlier steps. residual: what rounding lost is added to the next gradient; delta: only the
+    change against the last one is sent; none. Left out: residual, or none for codec raw."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
+    """stochastic: right on average, with more noise (codec int8)."""
     overlap: bool = True
     """Start a bucket as soon as backward has filled it; off: after backward. Same bits, same bytes."""
     bucket_mb: Positive | None = None
     """Size of a bucket in 10^6 bytes of float32; a sixth of the model where left out."""
     rule: tuple[RuleConfig, ...] = ()
+    """Codecs of single tensors; the first match wins."""
 
 
 class CheckpointConfig(Section, frozen=True, kw_only=True):
@@ -167,6 +201,7 @@ class CheckpointConfig(Section, frozen=True, kw_only=True):
     every: Index = 100
     """Steps between checkpoints; 0: only at the end."""
     keep: Count = 2
+    """Newest checkpoints that stay; older ones are removed."""
 
 
 class NetworkConfig(Section, frozen=True, kw_only=True):
@@ -183,6 +218,7 @@ class RunConfig(Section, frozen=True, kw_only=True):
     """[run]: where results go."""
 
     folder: Annotated[str, Meta(min_length=1)] = "runs/default"
+    """Run folder: configuration, metrics, summary and checkpoints."""
     shared_fs: bool = True
     """Whether all ranks see the same run folder; off: each host keeps its own."""
     time_limit_s: Positive | None = None

@@ -48,6 +48,15 @@ def environment(**extra):
     return {k: v for k, v in (inherited | extra).items() if v is not None}
 
 
+def environment_without(folder, *packages):
+    """Return an environment in which packages are not installed."""
+    for package in packages:
+        (folder / "stub" / package).mkdir(parents=True, exist_ok=True)
+        text = f"raise ImportError('{package} is blocked by a test')\n"
+        (folder / "stub" / package / "__init__.py").write_text(text)
+    return environment(PYTHONPATH=f"{folder / 'stub'}{os.pathsep}{ROOT}")
+
+
 def mpirun(ranks):
     """Return the launcher's part of a command, for root and for others."""
     beside = Path(sys.executable).parent / "mpirun"

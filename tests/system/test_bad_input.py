@@ -42,6 +42,10 @@ CASES = {
     "infinite rate": (sets("optim.lr=inf"), ExitCode.CONFIG, ["optim.lr", "inf"]),
     "NaN rate": (sets("optim.lr=nan"), ExitCode.CONFIG, ["optim.lr", "nan"]),
     "unknown word": (sets("exchange.codec=int9"), ExitCode.CONFIG, ["exchange.codec", '"int8"', "'int9'"]),
+    "parallel HDF5": (sets("checkpoint.driver=mpio"), ExitCode.CONFIG, ["checkpoint.driver", "no parallel HDF5"]),
+    "digits without end": (sets("train.steps=" + "1" * 5000), ExitCode.CONFIG, ["train.steps", "too many digits"]),
+    "brackets without end": (sets("train.steps=" + "[" * 5000), ExitCode.CONFIG, ["train.steps", "nested too deeply"]),
+    "no UTF-8": (sets("data.path=a\udcff"), ExitCode.CONFIG, ["data.path", "expected UTF-8", "udcff"]),
     "native with int8": (sets("exchange.collective=native"), ExitCode.CONFIG, ["native", '"raw"', "int8"]),
     "memory with raw": (
         sets("exchange.codec=raw", "exchange.memory=delta"),

@@ -6,11 +6,22 @@ import sys
 
 import pytest
 
-from mpitrain.cli.main import THREAD_VARIABLES
+from mpitrain.comm.threads import THREAD_VARIABLES
 from mpitrain.errors import ExitCode
-from tests.system.helpers import ROOT, environment, execute, messages, train, write_config
+from tests.system.helpers import (
+    ROOT,
+    environment,
+    environment_without,
+    execute,
+    messages,
+    mpirun,
+    summary,
+    train,
+    write_config,
+)
 
 MPITRAIN = [sys.executable, "-m", "mpitrain"]
+QUICKSTART = "jobs/configs/quickstart.toml"
 CORES = len(os.sched_getaffinity(0))
 
 
@@ -88,7 +99,7 @@ def test_launch_trains_and_passes_on_the_code(tmp_path):
 
 THREADS = """
 import json, sys
-from mpitrain.cli.main import limit_threads
+from mpitrain.comm.threads import limit_threads
 limit_threads()
 import numpy, threadpoolctl
 numpy.ones((64, 64)) @ numpy.ones((64, 64))
@@ -96,9 +107,9 @@ json.dump([pool["num_threads"] for pool in threadpoolctl.threadpool_info() if po
 """
 
 
-@pytest.mark.parametrize(("wish", "expected"), [(None, 1), ("2", 2)])
+@pytest.mark.parametrize(("wish", "expected"), [(None, 1), ("2", min(2, CORES)), ("4000", CORES)])
 def test_blas_threads(tmp_path, wish, expected):
-    """M22: one thread a rank, unless the user has said otherwise."""
+    """M22, N08: one thread a rank, unless the user has said otherwise; never more than processors."""
     clean = dict.fromkeys(THREAD_VARIABLES) | {"OMP_NUM_THREADS": wish}
     result = execute([sys.executable, "-c", THREADS], cwd=tmp_path, env=environment(**clean))
     assert result.returncode == 0, result.stderr
@@ -107,13 +118,30 @@ def test_blas_threads(tmp_path, wish, expected):
     assert set(threads) == {expected}
 
 
+def test_threads_of_a_rank_on_one_core(tmp_path):
+    """N08: bound to one core and asked for eight, it takes one, says so once, and trains the same bits."""
+    core = min(os.sched_getaffinity(0))
+    results, hashes = [], []
+    for name, threads in (("one", "1"), ("eight", "8")):
+        (tmp_path / name).mkdir()
+        config, run = write_config(tmp_path / name)
+        variables = dict.fromkeys(THREAD_VARIABLES) | {"OMP_NUM_THREADS": threads, "NUMBA_NUM_THREADS": threads}
+        command = [*mpirun(2), *MPITRAIN, "train", config]
+        bind = {"preexec_fn": lambda: os.sched_setaffinity(0, {core})}
+        results.append(execute(command, cwd=tmp_path, env=environment(**variables), **bind))
+        assert results[-1].returncode == 0, results[-1].stderr
+        hashes.append(summary(run)["param_sha256"])
+    assert not messages(results[0])
+    assert messages(results[1]) == [
+        "mpitrain: OMP_NUM_THREADS=8, but a rank may use 1 of the processors here; taking 1"
+    ]
+    assert hashes[0] == hashes[1]
+
+
 @pytest.fixture
 def without_mpi(tmp_path):
-    """An environment in which mpi4py is not installed."""
-    stub = tmp_path / "stub" / "mpi4py"
-    stub.mkdir(parents=True)
-    (stub / "__init__.py").write_text("raise ImportError('mpi4py is blocked by a test')\n")
-    return environment(PYTHONPATH=f"{stub.parent}{os.pathsep}{ROOT}")
+    """An environment in which what needs a compiler or MPI is not installed."""
+    return environment_without(tmp_path, "mpi4py", "numba", "h5py")
 
 
 @pytest.mark.parametrize(
@@ -123,6 +151,22 @@ def test_help_needs_no_mpi(tmp_path, without_mpi, options):
     result = execute([*MPITRAIN, *options], cwd=tmp_path, env=without_mpi)
     assert result.returncode == 0, result.stderr
     assert "mpitrain" in result.stdout
+    typed = [line for line in result.stdout.splitlines() if "<bool>" in line]
+    assert all("--help" in line for line in typed), "a flag takes no value"
+
+
+def test_validation_and_reference_need_no_mpi(tmp_path, without_mpi):
+    """U09: neither MPI nor a compiler, HDF5 or numpy."""
+    config, run = write_config(tmp_path)
+    (tmp_path / "stub" / "numpy").mkdir()
+    (tmp_path / "stub" / "numpy" / "__init__.py").write_text("raise ImportError('numpy is blocked by a test')\n")
+    for command in (["validate", config, "--set", "optim.lr=3"], ["reference"]):
+        result = execute([*MPITRAIN, *command], cwd=tmp_path, env=without_mpi)
+        assert result.returncode == 0, result.stderr
+        assert result.stderr == ""
+    result = execute([*MPITRAIN, "validate", config, "-n", "2", "--set", "optim.lr=3"], cwd=tmp_path, env=without_mpi)
+    assert "lr = 3.0  # --set" in result.stdout.splitlines()
+    assert not run.exists()
 
 
 @pytest.mark.parametrize("command", [["train"], ["launch", "-n", "1"]])
@@ -138,7 +182,8 @@ def test_advice_without_mpi(tmp_path, without_mpi, command):
 
 
 def test_usage_errors(tmp_path):
-    for options in (["fly"], ["train"], ["train", "x.toml", "--fast"]):
+    odd = os.fsdecode(b"run.folder=\xff")
+    for options in (["fly"], ["train"], ["train", "x.toml", "--fast"], ["validate", ROOT / QUICKSTART, "--set", odd]):
         result = execute([*MPITRAIN, *options], cwd=tmp_path)
         assert result.returncode == ExitCode.CONFIG
         assert "Traceback" not in result.stderr

@@ -360,7 +360,7 @@ def test_a_launcher_of_another_mpi_is_noticed(bare, name):
 def test_hints_that_agree_or_mean_nothing(bare):
     assert runtime.start() == MPI.COMM_WORLD
     for name in SIZE_HINTS:
-        for value in ("1", "", "many", "-4"):
+        for value in ("1", "", "many", "-4", "²", "٤", "4" * 5000):
             bare.setenv(name, value)
             assert runtime.start().Get_size() == 1
         bare.delenv(name)
@@ -382,8 +382,13 @@ def test_rank_before_mpi_has_started(bare):
     assert (hints.hinted_rank(), hints.is_launched()) == (3, True)
     bare.setenv("OMPI_COMM_WORLD_RANK", "2")
     assert hints.hinted_rank() == 2
-    bare.setenv("OMPI_COMM_WORLD_RANK", "")
-    assert hints.hinted_rank() == 3
+    for value in ("", "²", "2" * 5000):
+        bare.setenv("OMPI_COMM_WORLD_RANK", value)
+        assert hints.hinted_rank() == 3
+    bare.delenv("SLURM_PROCID")
+    assert (hints.hinted_rank(), hints.is_launched(), hints.hinted_size()) == (0, False, None)
+    bare.setenv("PMI_SIZE", "3")
+    assert hints.hinted_size() == ("PMI_SIZE", 3)
 
 
 def test_name_of_the_library_is_one_short_line():

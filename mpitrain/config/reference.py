@@ -1,0 +1,119 @@
+"""The page of all keys, generated from the schema, so that it cannot tell anything else."""
+
+import ast
+import inspect
+import itertools
+import json
+import sys
+import typing
+
+from msgspec import NODEFAULT, Meta, structs
+
+from mpitrain.config import schema
+from mpitrain.config.load import toml_value
+from mpitrain.config.schema import Config, RuleConfig, Section
+from mpitrain.config.validate import READ_BY
+
+TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
+
+HEAD = """\
+# Every key of a configuration
+
+Printed by `mpitrain reference` from `mpitrain/config/schema.py`, and checked in as `jobs/configs/reference.md`.
+
+A configuration is a TOML file with the sections below. Every key may be left out, except those of a rule.
+
+**Precedence.** `--set section.key=value` wins over the file, and the file over the default; of several `--set` for one
+key the last one wins. The value is read as TOML, and taken as text where it is none: `--set run.folder=out`,
+`--set 'exchange.rule=[{match = "*.norm*", codec = "raw"}]'`. `mpitrain validate CONFIG` shows every value with its
+source, and so does `config.toml` in the run folder; checkpoints keep it too. Unknown keys are errors that name the
+nearest key; keys that the choices made do not read are warned about.
+
+**Environment.** No variable sets a key. Variables that begin with `MPITRAIN_` are warned about, except
+`MPITRAIN_FAULT`, which breaks runs on purpose, for tests. These are read: `OMP_NUM_THREADS`, `OPENBLAS_NUM_THREADS`,
+`MKL_NUM_THREADS` and `BLIS_NUM_THREADS` (1 where none is set, at most the processors of the rank), `NUMBA_CACHE_DIR`
+(where kernels are kept), and Open MPI's own `OMPI_MCA_*`, which win over the transport settings of `mpitrain launch`.
+"""
+
+
+def main() -> int:
+    """Print the page."""
+    print(reference(), end="")
+    return 0
+
+
+def reference() -> str:
+    """Render the page in Markdown."""
+    parts = [HEAD]
+    for name, kind in typing.get_type_hints(Config).items():
+        parts.append(_section(f"[{name}]", name, kind))
+        if name == "exchange":
+            parts.append(_section("[[exchange.rule]]", "exchange.rule", RuleConfig))
+    return "\n".join(parts)
+
+
+def _section(title: str, name: str, kind: type[Section]) -> str:
+    """Render one table: what it is about, and a row for each key."""
+    hints = typing.get_type_hints(kind, include_extras=True)
+    meaning = meanings(kind)
+    purpose = inspect.cleandoc(kind.__doc__ or "").partition(": ")[2]
+    rows = [f"## {title}", "", purpose[:1].upper() + purpose[1:], ""]
+    rows += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
+    for field in structs.fields(kind):
+        default = "required" if field.default is NODEFAULT else _default(field.default)
+        choices = readers(f"{name}.{field.name}")
+        told = " ".join([meaning.get(field.name, ""), *([f"Read with {choices}."] if choices else [])])
+        cells = (f"`{field.name}`", describe(hints[field.name]), default, told)
+        rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
+    return "\n".join(rows) + "\n"
+
+
+def meanings(kind: type[Section]) -> dict[str, str]:
+    """Read the strings that follow the fields of a section, each on one line."""
+    tree = ast.parse(inspect.getsource(schema))
+    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
+    found: dict[str, str] = {}
+    for field, text in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
+            found[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split()).replace("``", "`")
+    return found
+
+
+def describe(hint: object) -> str:
+    """Say in words which values a type admits."""
+    origin, inner = typing.get_origin(hint), typing.get_args(hint)
+    if origin is typing.Literal:
+        return ", ".join(f"`{json.dumps(word)}`" for word in inner)
+    if origin is typing.Annotated:
+        return " ".join([describe(inner[0]), *(_bounds(meta) for meta in inner[1:])]).strip()
+    if origin is tuple:
+        return f"list of {describe(inner[0])}".replace("number", "numbers")
+    if inner:  # a union; None stands for "left out"
+        return " or ".join(describe(each) for each in inner if each is not type(None))
+    return TYPES[hint] if isinstance(hint, type) and hint in TYPES else "tables, see below"
+
+
+def _bounds(meta: Meta) -> str:
+    words = [
+        f"{sign} {bound:g}" for sign, bound in (("≥", meta.ge), (">", meta.gt), ("<", meta.lt)) if bound is not None
+    ]
+    if meta.le is not None and meta.le != sys.float_info.max:
+        words.append(f"≤ {meta.le:g}")
+    if meta.min_length:
+        words.append("that is not empty")
+    return ", ".join(words)
+
+
+def _default(value: object) -> str:
+    return "left out" if value is None else f"`{toml_value(value)}`"
+
+
+def readers(dotted: str) -> str:
+    """Name the choices that read a key; empty where all do."""
+    found = []
+    for choice, table in READ_BY.items():
+        section = choice.partition(".")[0]
+        for word, keys in table.items():
+            if dotted in (key if "." in key else f"{section}.{key}" for key in keys.split()):
+                found.append(f'`{choice} = "{word}"`')
+    return " or ".join(found)
