@@ -12,6 +12,7 @@ from mpitrain.comm.agreement import agree, broadcast, gather, same_everywhere
 from mpitrain.comm.fault import VARIABLE, FaultHook
 from mpitrain.comm.frame import MAX_MESSAGE_BYTES
 from mpitrain.comm.grid import Axis, Comm, ProcessGrid
+from mpitrain.comm.machine import Level, shared_memory_findings
 from mpitrain.comm.runtime import Position
 from mpitrain.comm.signals import StopRequest
 from mpitrain.config.load import Resolved
@@ -78,6 +79,7 @@ def train(
     with ProcessGrid(comm, shape) as grid:
         narrator = Narrator(world.rank, config.train.steps, bar=bar)
         _warn(resolved, faults, narrator)
+        _warn_of_host(world, narrator)
         parts = build(config, grid)
         agree(world, lambda: faults.check_tensors(parts.params.keys()))
         store = CheckpointStore(folder.checkpoints, grid.world, config.checkpoint.keep, faults)
@@ -107,6 +109,16 @@ def _warn(resolved: Resolved, faults: FaultHook, narrator: Narrator) -> None:
         narrator.say(f"warning   {warning}")
     for name in sorted(name for name in os.environ if name.startswith("MPITRAIN_") and name != VARIABLE):
         narrator.say(f"warning   {name} is set, but nothing reads it: configuration comes from the file and --set")
+
+
+def _warn_of_host(world: Axis, narrator: Narrator) -> None:
+    """Have one rank of every host tell where shared memory will not do. Collective over ``world``."""
+    hosts = gather(world, os.uname().nodename)
+    here = hosts[world.rank]
+    if world.size > 1 and hosts.index(here) == world.rank:
+        for finding in shared_memory_findings(hosts.count(here)):
+            if finding.level is not Level.OK:
+                narrator.warn(str(finding))
 
 
 def _prepare(session: Session, resume: Resume | None, *, overwrite: bool) -> Row | None:

@@ -1,6 +1,7 @@
 """Ends that all ranks decide together: target, patience, time; and losses that are means over all samples."""
 
 import json
+import os
 import time
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from mpitrain.comm.agreement import NumberGather
 from mpitrain.comm.grid import Axis
+from mpitrain.comm.machine import shared_memory_findings
 from mpitrain.config.load import resolve
 from mpitrain.errors import StoppedEarlyError
 from mpitrain.train.evaluate import score
@@ -59,6 +61,23 @@ def test_time_limit(world, folder):
         run(world, folder / "run", ["run.time_limit_s=5"])
     assert caught.value.agreed
     assert (folder / "run" / "checkpoints" / "step-00000001").exists()
+
+
+def test_scarce_shared_memory_is_told_before_training(world, folder, monkeypatch, capfd):
+    """M21: once for each host, with path, free and needed size."""
+    scarce = os.statvfs_result((4096, 4096, 256, 256, 256, 64, 64, 64, 0, 255))  # 256 blocks: 1 MiB
+    monkeypatch.setattr(shared_memory_findings, "__defaults__", (lambda path: scarce, {"TMPDIR": "/scarce"}))
+    run(world, folder / "run", ["train.steps=1"])
+    told = [line for line in capfd.readouterr().err.splitlines() if "free" in line]
+    if world.rank == 0 and world.size > 1:
+        segments = f"{16.777216 * world.size:,.1f}"
+        assert told[0].startswith(
+            f"mpitrain: rank 0: /dev/shm has 1.0 MB free, {world.size} ranks need {segments} MB; "
+        )
+        assert told[1].startswith("mpitrain: rank 0: /scarce has 1.0 MB free, ")
+        assert len(told) == 2
+    else:
+        assert not told
 
 
 def test_loss_is_the_mean_over_samples(world):
