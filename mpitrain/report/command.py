@@ -7,8 +7,7 @@ from mpitrain.errors import ConfigError
 from mpitrain.report.facts import terminal_table
 from mpitrain.report.page import page
 from mpitrain.report.read import printable, read_runs
-
-NAME = "report.html"
+from mpitrain.train.runfolder import REPORT
 
 LEGEND = """\
 bytes sent: payload and headers of gradients, by all ranks together
@@ -19,7 +18,7 @@ def main(folders: list[Path], output: Path | None) -> int:
     """Sum up runs, and draw them into ``output`` (report.html in the first run's folder where left out)."""
     try:
         runs = read_runs(folders)
-        path = output or folders[0] / NAME
+        path = output or folders[0] / REPORT
         _write(path, page(runs))
     except ConfigError as error:
         print(f"mpitrain: {error}", file=sys.stderr)

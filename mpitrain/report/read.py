@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import cast
 
 from mpitrain.errors import ConfigError
-from mpitrain.train.runfolder import CONFIG, METRICS, SUMMARY, Row
-
-TIMELINE = "timeline.json"
+from mpitrain.train.runfolder import CONFIG, METRICS, SUMMARY, TIMELINE, Row
 
 LARGEST = 1e300
 """Beyond it a number counts as infinite, so that differences stay finite."""

@@ -13,7 +13,7 @@ from mpitrain.config.load import Resolved
 from mpitrain.errors import ConfigError
 
 CONFIG, METRICS, SUMMARY, CHECKPOINTS = "config.toml", "metrics.jsonl", "summary.json", "checkpoints"
-STARTS, TIMELINE = "starts.jsonl", "timeline.json"
+STARTS, TIMELINE, REPORT = "starts.jsonl", "timeline.json", "report.html"
 
 Row = dict[str, object]
 
@@ -80,7 +80,7 @@ class RunFolder:
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
                 (self.path / STARTS).unlink(missing_ok=True)
             self._keep_rows(resumed_step or 0)
-            for name in (SUMMARY, TIMELINE):
+            for name in (SUMMARY, TIMELINE, REPORT):
                 (self.path / name).unlink(missing_ok=True)
             (self.path / CONFIG).write_text(resolved.to_toml(), encoding="utf-8")
             return self._note_start(resumed_step or 0, ranks)

@@ -9,6 +9,7 @@ from importlib.metadata import version
 import mpitrain
 from mpitrain.collectives.base import Event
 from mpitrain.comm.runtime import library_name
+from mpitrain.errors import count
 from mpitrain.kernels.jit import cache_folder
 from mpitrain.partition import split_sizes
 from mpitrain.train.build import Parts
@@ -58,22 +59,23 @@ def timeline(events: Sequence[Event]) -> dict[str, object]:
 def describe(parts: Parts) -> list[str]:
     """Tell what is about to run."""
     config, layout, exchange = parts.config, parts.params.layout, parts.exchange
-    codecs = [f"{codec} for {len(names)} tensors" for codec, names in exchange.tensors_by_codec().items()]
+    codecs = [f"{codec} for {count(len(names), 'tensor')}" for codec, names in exchange.tensors_by_codec().items()]
     data, optim = parts.dataset, config.optim
     lines = [
-        f"mpitrain  {mpitrain.__version__}, {library_name()}, {parts.grid.world.size} ranks",
+        f"mpitrain  {mpitrain.__version__}, {library_name()}, {count(parts.grid.world.size, 'rank')}",
         f"model     {config.model.kind}, {layout.num_parameters:,} parameters in {len(layout.specs)} tensors",
         f"data      {config.data.kind}: {sum(data.train_group_sizes):,} training samples of "
-        f"{len(data.group_names)} groups, {data.num_test:,} test samples, {config.data.placement} placement",
+        f"{count(len(data.group_names), 'group')}, {data.num_test:,} test samples, {config.data.placement} placement",
         f"train     {config.train.steps} steps, batches of {_batch(parts)}, nothing accumulated",
         f"optim     {optim.kind}, lr {optim.lr:g}, {optim.schedule} after {optim.warmup_steps} steps of warm-up",
         f"exchange  {config.exchange.when}, {config.exchange.collective}, {', '.join(codecs)}; "
-        f"memory {config.exchange.memory}, {len(exchange.sizes())} buckets",
+        f"memory {config.exchange.memory}, {count(len(exchange.sizes()), 'bucket')}",
         f"run       {config.run.folder}",
     ]
-    threads = os.environ.get("OMP_NUM_THREADS") or os.environ.get("OPENBLAS_NUM_THREADS") or "all"
+    wanted = os.environ.get("OMP_NUM_THREADS") or os.environ.get("OPENBLAS_NUM_THREADS") or ""
+    threads = count(int(wanted), "BLAS thread") if wanted.isdecimal() else "all BLAS threads"
     kernels = f"kept in {cache_folder}" if cache_folder else "compiled anew at every start: no folder can be written"
-    return [*lines, f"machine   {threads} BLAS threads a rank, kernels {kernels}"]
+    return [*lines, f"machine   {threads} a rank, kernels {kernels}"]
 
 
 def _batch(parts: Parts) -> str:
