@@ -154,6 +154,15 @@ def test_quoted_fields_may_hold_delimiters_and_lines(tmp_path):
     assert table.place(1) == "row 1 (line 4)"
 
 
+def test_columns_of_a_csv_never_name_classes_or_groups(tmp_path):
+    """Names of classes beside the labels are an array of their own length; a column has an entry a row."""
+    path = tmp_path / "named.csv"
+    rows = [f"{row},{row // 4 % 2},no{row},{row // 8},no{row}" for row in range(ROWS)]
+    path.write_text("\n".join(["x,app,app_names,session,session_names", *rows]) + "\n")
+    dataset = opened(path, x="x", test_groups=["1"])
+    assert (dataset.class_names, dataset.group_names) == (["0", "1"], ["0", "2"])
+
+
 GOOD = "rate,app,session\n" + "".join(f"{row},{row // 4 % 2},{row // 8}\n" for row in range(ROWS))
 
 
