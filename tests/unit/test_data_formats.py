@@ -236,10 +236,10 @@ BAD_H5 = {
         'row 0: expected a number, got "0?" (24',
     ),
     "other encoding": (
-        lambda _: {"app": np.array([b"a"] * 9 + [b"Caf\xe9"] * 15)},
+        lambda _: {"app": np.array([b"a"] * 9 + [b"Oslo\xf8"] * 15)},
         {},
         'array "app"',
-        "row 9: expected UTF-8 text, got b'Caf\\xe9' (byte 3 of it)",
+        "row 9: expected UTF-8 text, got b'Oslo\\xf8' (byte 4 of it)",
     ),
     "label beyond the names": (
         lambda _: {"app_names": ["video"]},
