@@ -110,8 +110,11 @@ class CsvFile:
 
     def _fitness(self, delimiter: str) -> tuple[bool, int]:
         """Rate a delimiter: whether the first two rows have equally many fields, more than one; and how many."""
-        with self._path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-            rows = list(islice(csv.reader(file, delimiter=delimiter, skipinitialspace=True), 2))
+        try:
+            with self._path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+                rows = list(islice(csv.reader(file, delimiter=delimiter, skipinitialspace=True), 2))
+        except (csv.Error, OSError):  # which reading the header tells
+            return False, 0
         widths = [len(row) for row in rows]
         return len(set(widths)) == 1 and widths[0] > 1, max(widths, default=0)
 

@@ -201,6 +201,7 @@ BAD_CSV = {
     "missing group": (edited(9, "7,1,"), 'column "session"', "row 7 (line 9): got nan", "data.group"),
     "open quote": (edited(9, '7,"1,0'), "line 9: not CSV (unexpected end of data)", "quotes"),
     "garbage after a quote": (edited(9, '7,"1"1,0'), "line 9: not CSV", "quotes"),
+    "endless line": ("x" * 200_000, "line 1: not CSV (field larger than field limit (131072))"),
     "other encoding": (edited(9, "7,é,0").encode("latin-1"), "line 9: byte 61: expected UTF-8 text, got 0xe9", "UTF-8"),
     "UTF-16": (GOOD.encode("utf-16"), "line 1: byte 0: expected UTF-8 text, got 0xff", "save the file"),
 }
