@@ -85,8 +85,8 @@ class CsvFile:
         with self._records() as records:
             next(records, None)
             while rows := list(islice(records, _CHUNK)):
-                odd = next((place for place, row in enumerate(rows) if len(row) != width), None)
-                if odd is not None:
+                if set(map(len, rows)) != {width}:
+                    odd = next(place for place, row in enumerate(rows) if len(row) != width)
                     if any(rows[odd:]) or any(records):
                         raise self._ragged(seen + odd, rows[odd])
                     rows = rows[:odd]
@@ -110,8 +110,11 @@ class CsvFile:
 
     def _fitness(self, delimiter: str) -> tuple[bool, int]:
         """Rate a delimiter: whether the first two rows have equally many fields, more than one; and how many."""
-        with self._path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
-            rows = list(islice(csv.reader(file, delimiter=delimiter, skipinitialspace=True), 2))
+        try:
+            with self._path.open(encoding="utf-8-sig", errors="replace", newline="") as file:
+                rows = list(islice(csv.reader(file, delimiter=delimiter, skipinitialspace=True), 2))
+        except (csv.Error, OSError):  # which reading the header tells
+            return False, 0
         widths = [len(row) for row in rows]
         return len(set(widths)) == 1 and widths[0] > 1, max(widths, default=0)
 
@@ -151,12 +154,13 @@ def _to_array(texts: list[str]) -> Array:
     """Convert fields to the narrowest of int64, float64 (an empty field is NaN) and text that holds them all."""
     if "_" in "".join(texts):  # which Python allows in numbers
         return _to_text(texts)
+    for number, dtype in ((int, np.int64), (float, np.float64)):
+        try:
+            return np.fromiter(map(number, texts), dtype, len(texts))
+        except (ValueError, OverflowError):
+            pass
     try:
-        return np.fromiter(map(int, texts), np.int64, len(texts))
-    except (ValueError, OverflowError):
-        pass
-    try:
-        return np.fromiter((float(text or "nan") for text in texts), np.float64, len(texts))
+        return np.fromiter(map(float, [text or "nan" for text in texts]), np.float64, len(texts))
     except ValueError:
         return _to_text(texts)
 

@@ -154,6 +154,15 @@ def test_quoted_fields_may_hold_delimiters_and_lines(tmp_path):
     assert table.place(1) == "row 1 (line 4)"
 
 
+def test_columns_of_a_csv_never_name_classes_or_groups(tmp_path):
+    """Names of classes beside the labels are an array of their own length; a column has an entry a row."""
+    path = tmp_path / "named.csv"
+    rows = [f"{row},{row // 4 % 2},no{row},{row // 8},no{row}" for row in range(ROWS)]
+    path.write_text("\n".join(["x,app,app_names,session,session_names", *rows]) + "\n")
+    dataset = opened(path, x="x", test_groups=["1"])
+    assert (dataset.class_names, dataset.group_names) == (["0", "1"], ["0", "2"])
+
+
 GOOD = "rate,app,session\n" + "".join(f"{row},{row // 4 % 2},{row // 8}\n" for row in range(ROWS))
 
 
@@ -192,6 +201,7 @@ BAD_CSV = {
     "missing group": (edited(9, "7,1,"), 'column "session"', "row 7 (line 9): got nan", "data.group"),
     "open quote": (edited(9, '7,"1,0'), "line 9: not CSV (unexpected end of data)", "quotes"),
     "garbage after a quote": (edited(9, '7,"1"1,0'), "line 9: not CSV", "quotes"),
+    "endless line": ("x" * 200_000, "line 1: not CSV (field larger than field limit (131072))"),
     "other encoding": (edited(9, "7,é,0").encode("latin-1"), "line 9: byte 61: expected UTF-8 text, got 0xe9", "UTF-8"),
     "UTF-16": (GOOD.encode("utf-16"), "line 1: byte 0: expected UTF-8 text, got 0xff", "save the file"),
 }
@@ -227,10 +237,10 @@ BAD_H5 = {
         'row 0: expected a number, got "0?" (24',
     ),
     "other encoding": (
-        lambda _: {"app": np.array([b"a"] * 9 + [b"Caf\xe9"] * 15)},
+        lambda _: {"app": np.array([b"a"] * 9 + [b"Oslo\xf8"] * 15)},
         {},
         'array "app"',
-        "row 9: expected UTF-8 text, got b'Caf\\xe9' (byte 3 of it)",
+        "row 9: expected UTF-8 text, got b'Oslo\\xf8' (byte 4 of it)",
     ),
     "label beyond the names": (
         lambda _: {"app_names": ["video"]},

@@ -222,7 +222,7 @@ WRONG = {
     ),
     "nameless class": ({"y": np.full(ROWS, "")}, {}, 'array "y"', "row 0: expected a text, got nothing (40 of 40"),
     "nameless group": ({"site": np.full(ROWS, "")}, {}, 'array "site"', "row 0: expected a text, got nothing"),
-    "unknown station": ({}, {"station": "sie"}, 'array "sie"', 'did you mean data.station = "site"?'),
+    "unknown station": ({}, {"station": "sites"}, 'array "sites"', 'did you mean data.station = "site"?'),
     "short station": ({"cell": np.zeros(3, int)}, {"station": "cell"}, 'array "cell"', "expected 40 rows"),
     "flag of no column": ({}, {"flags": ["dealy > 3"]}, "data.flags", 'no "dealy" among', 'did you mean "delay"?'),
 }
