@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 from types import FrameType
 
+from mpitrain.comm.machine import physical_cores
 from mpitrain.comm.runtime import Position, ensure_home, fail, library_name
 from mpitrain.comm.signals import ONCE, STOP_SIGNALS
 from mpitrain.errors import LaunchError
@@ -100,7 +101,7 @@ def mpirun(ranks: int, *, allow_root: bool, oversubscribe: bool) -> list[str]:
     program = _find("mpirun" if open_mpi else "mpiexec", library)
     if not open_mpi:
         return [program, "-n", str(ranks)]
-    cores = len(os.sched_getaffinity(0))
+    cores = physical_cores(os.sched_getaffinity(0))
     missing = ["--allow-root"] * (os.geteuid() == 0 and not allow_root) + ["--oversubscribe"] * (
         ranks > cores and not oversubscribe
     )

@@ -18,6 +18,8 @@ ALIASES = {
     "optimizer": "optim.kind",
     "compression": "exchange.codec",
     "output_dir": "run.folder",
+    "num_workers": "data.readers",
+    "workers": "data.readers",
 }
 """Names that other programs give to these keys: what a user is likely to try."""
 

@@ -9,7 +9,7 @@ from msgspec import structs
 
 from mpitrain.checkpoint.store import CheckpointStore
 from mpitrain.comm.agreement import agree, broadcast, gather, same_everywhere
-from mpitrain.comm.fault import VARIABLE, FaultHook
+from mpitrain.comm.fault import VARIABLE, FaultHook, unread_variables
 from mpitrain.comm.frame import MAX_MESSAGE_BYTES
 from mpitrain.comm.grid import Axis, Comm, ProcessGrid
 from mpitrain.comm.machine import Level, shared_memory_findings
@@ -72,8 +72,7 @@ def train(
     faults = agree(world, lambda: FaultHook.from_environment(world.rank))
     same_everywhere(world, [*resolved.lines(), f"--resume {resume}"], "the configurations")
     resolved, shape = _fit_grid(resolved, world)
-    config = resolved.config
-    folder = RunFolder(Path(config.run.folder))
+    config, folder = resolved.config, RunFolder(Path(resolved.config.run.folder))
     agree(world, lambda: folder.check_free(resume=resume is not None, overwrite=overwrite))
 
     with ProcessGrid(comm, shape) as grid:
@@ -105,10 +104,8 @@ def _warn(resolved: Resolved, faults: FaultHook, narrator: Narrator) -> None:
     """Tell what was set and has no effect, and what breaks this run on purpose."""
     if faults.text:
         narrator.say(f"FAULTS ON PURPOSE: {VARIABLE}={faults.text}")
-    for warning in resolved.warnings():
+    for warning in [*resolved.warnings(), *unread_variables()]:
         narrator.say(f"warning   {warning}")
-    for name in sorted(name for name in os.environ if name.startswith("MPITRAIN_") and name != VARIABLE):
-        narrator.say(f"warning   {name} is set, but nothing reads it: configuration comes from the file and --set")
 
 
 def _warn_of_host(world: Axis, narrator: Narrator) -> None:

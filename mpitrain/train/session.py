@@ -83,6 +83,7 @@ class Session:
             "totals": self.totals(),
         }
         fixed = [line for line in self.resolved.lines() if line.startswith(FIXED) and not line.startswith(FREE)]
+        fixed += [f"the data's hash = {parts.dataset.content}"] * bool(parts.dataset.content)
         return Snapshot(counters.step, tensors, local, meta, fixed)
 
     def load(self, resume: Resume) -> bool:

@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from mpitrain.comm.machine import physical_cores
 from mpitrain.comm.threads import THREAD_VARIABLES
 from mpitrain.errors import ExitCode
 from tests.system.helpers import (
@@ -22,7 +23,7 @@ from tests.system.helpers import (
 
 MPITRAIN = [sys.executable, "-m", "mpitrain"]
 QUICKSTART = "jobs/configs/quickstart.toml"
-CORES = len(os.sched_getaffinity(0))
+CORES = physical_cores(os.sched_getaffinity(0))
 
 
 @pytest.fixture(scope="module")
