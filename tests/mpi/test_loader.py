@@ -20,10 +20,10 @@ def left():
 
 
 @pytest.fixture
-def numbers(world, tmp_path):
+def numbers(world, folder):
     """Rows of which row i holds i, in a compressed file of each rank; a window is one row."""
     rows = np.arange(ROWS + 10, dtype=np.float32)
-    path = tmp_path / f"numbers{world.rank}.npz"
+    path = folder / f"numbers{world.rank}.npz"
     config = DataConfig(kind="windows", path=str(path), group="group", test_groups=(1,), window=1)
     np.savez_compressed(path, x=np.stack([rows, -rows], 1), y=(rows % 7).astype(int), group=(rows >= ROWS).astype(int))
     return open_dataset(config, "classify", 0)

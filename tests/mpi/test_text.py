@@ -2,17 +2,14 @@
 
 import json
 import math
-import shutil
-import tempfile
 import threading
-from pathlib import Path
 
 import numpy as np
 import pytest
 from mpi4py import MPI
 
 from mpitrain.comm.agreement import gather
-from mpitrain.comm.grid import Axis, ProcessGrid
+from mpitrain.comm.grid import ProcessGrid
 from mpitrain.config.load import resolve
 from mpitrain.data.dataset import Dataset
 from mpitrain.errors import ConfigError, DataError
@@ -33,17 +30,12 @@ LM = {
 
 
 @pytest.fixture
-def folder(world):
-    """A folder that all ranks see, with a text in it; removed at the end."""
-    shared = None
+def folder(folder, world):
+    """The folder that all ranks see, with a text in it."""
     if world.rank == 0:
-        shared = tempfile.mkdtemp(prefix="mpitrain-test-")
-        (Path(shared) / "text.txt").write_text(SENTENCES)
-    shared = Path(gather(Axis(world), shared)[0])
-    yield shared
+        (folder / "text.txt").write_text(SENTENCES)
     world.Barrier()
-    if world.rank == 0:
-        shutil.rmtree(shared)
+    return folder
 
 
 def resolved(folder, name, **sections):
