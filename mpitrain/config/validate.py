@@ -1,9 +1,11 @@
 """What does not go together: the one table of refusals, and the defaults that depend on other values."""
 
+from collections.abc import Iterator
+
 from msgspec import structs
 
 from mpitrain.config.flags import parse_flag
-from mpitrain.config.schema import Config, ExchangeConfig, MemoryName
+from mpitrain.config.schema import Config, DataConfig, ExchangeConfig, MemoryName, ModelConfig, RunConfig
 from mpitrain.errors import ConfigError
 
 
@@ -79,30 +81,45 @@ def check_consistency(config: Config) -> None:
     ConfigError
         Names the keys, their values and the remedy.
     """
-    exchange, model, data = config.exchange, config.model, config.data
-    for text in data.flags:
+    for text in config.data.flags:
         parse_flag(text)
+    for reason in (*_of_exchange(config.exchange), *_of_model(config.model, config.data), *_of_run(config)):
+        raise ConfigError(reason)
+
+
+def _of_exchange(exchange: ExchangeConfig) -> Iterator[str]:
     # A raw codec has nothing to remember, but the tensors of a rule may have.
     memory = "none" if exchange.codec == "raw" and _is_lossy(exchange) else memory_of(exchange)
-    reason = refusal(exchange.collective, exchange.codec, memory, exchange.rounding)
+    if reason := refusal(exchange.collective, exchange.codec, memory, exchange.rounding):
+        yield reason
     rules = [rule for rule in exchange.rule if rule.codec != "raw"]
-    if reason is None and exchange.collective == "native" and rules:
-        reason = f'exchange.rule: collective "native" carries codec "raw" only, got "{rules[0].codec}"'
-    if reason is None and model.kind == "transformer" and model.d_model % model.heads:
+    if exchange.collective == "native" and rules:
+        yield f'exchange.rule: collective "native" carries codec "raw" only, got "{rules[0].codec}"'
+
+
+def _of_model(model: ModelConfig, data: DataConfig) -> Iterator[str]:
+    if model.kind == "transformer" and model.d_model % model.heads:
         divisors = [heads for heads in range(1, model.d_model + 1) if model.d_model % heads == 0]
-        reason = f"model.heads = {model.heads} does not divide model.d_model = {model.d_model}; use one of {divisors}"
-    if reason is None and data.kind == "windows" and not data.path:
-        reason = 'data.path is empty, but data.kind = "windows" reads a file; set data.path'
-    if reason is None and data.clip and not data.standardize:
-        reason = f"data.clip = {data.clip} bounds standardized values, but data.standardize = false; set one of them"
-    if reason is None and model.task == "lm" and data.kind != "text":
-        reason = (
+        yield f"model.heads = {model.heads} does not divide model.d_model = {model.d_model}; use one of {divisors}"
+    if data.kind == "windows" and not data.path:
+        yield 'data.path is empty, but data.kind = "windows" reads a file; set data.path'
+    if data.clip and not data.standardize:
+        yield f"data.clip = {data.clip} bounds standardized values, but data.standardize = false; set one of them"
+    if model.task == "lm" and data.kind != "text":
+        yield (
             f'model.task = "lm" needs token data, but data.kind = "{data.kind}" has none; use "classify" or '
             '"forecast", or set data.kind = "text"'
         )
-    if reason is None and model.task != "lm" and data.kind == "text":
-        reason = f'data.kind = "text" has no targets for model.task = "{model.task}"; set model.task = "lm"'
-    if reason is None and model.task == "lm" and model.kind == "mlp":
-        reason = 'model.kind = "mlp" reads no tokens, but model.task = "lm"; set model.kind = "transformer"'
-    if reason is not None:
-        raise ConfigError(reason)
+    if model.task != "lm" and data.kind == "text":
+        yield f'data.kind = "text" has no targets for model.task = "{model.task}"; set model.task = "lm"'
+    if model.task == "lm" and model.kind == "mlp":
+        yield 'model.kind = "mlp" reads no tokens, but model.task = "lm"; set model.kind = "transformer"'
+
+
+def _of_run(config: Config) -> Iterator[str]:
+    train, run = config.train, config.run
+    for key in ("target", "patience"):
+        if getattr(train, key) is not None and not train.eval_every:
+            yield f"train.{key} = {getattr(train, key):g} needs evaluations, but train.eval_every = 0; set it"
+    if run.time_limit_s is None and run.time_margin_s != RunConfig().time_margin_s:
+        yield f"run.time_margin_s = {run.time_margin_s:g} is kept before run.time_limit_s, which is not set; set both"

@@ -534,6 +534,9 @@ def test_every_combination_is_taken_or_refused_with_a_remedy_that_works(answers)
         (["model.task=lm"], ['model.task = "lm"', '"classify" or "forecast"', 'data.kind = "text"']),
         (["data.kind=text"], ['data.kind = "text"', 'model.task = "classify"', 'set model.task = "lm"']),
         (["data.kind=text", "model.task=lm", "model.kind=mlp"], ['model.kind = "mlp"', 'model.kind = "transformer"']),
+        (["train.patience=2", "train.eval_every=0"], ["train.patience = 2", "train.eval_every = 0"]),
+        (["train.target=0.5", "train.eval_every=0"], ["train.target = 0.5", "train.eval_every = 0"]),
+        (["run.time_margin_s=5"], ["run.time_margin_s = 5", "run.time_limit_s"]),
     ],
 )
 def test_values_that_do_not_go_together(overrides, parts):
