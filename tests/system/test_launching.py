@@ -42,7 +42,7 @@ def test_progress_is_told_once(outputs):
     one, four = (len(outputs[ranks].stdout.splitlines()) for ranks in (1, 4))
     assert abs(one - four) <= 0.05 * one + 1
     assert outputs[4].stdout.count("step     20/20") == 1
-    assert outputs[4].stdout.count("BLAS threads a rank") == 1
+    assert outputs[4].stdout.count("1 BLAS thread a rank") == 1
     assert not any(messages(outputs[ranks]) for ranks in (1, 4))
 
 
