@@ -1,15 +1,20 @@
 """Comparisons as columns, and stations that are not the groups which windows must not cross."""
 
+import os
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from mpitrain.config.flags import parse_flag
-from mpitrain.config.load import resolve
+from mpitrain.config.load import load_config, resolve
 from mpitrain.config.schema import DataConfig
 from mpitrain.data.open import open_dataset
 from mpitrain.errors import ConfigError, DataError
 
 ROWS = 40
+ROOT = Path(__file__).parents[2]
+RACA = ROOT.parent / "shared" / "data" / "raca5g" / "raca5g_1hz.npz"
 
 
 def write(folder, **changes):
@@ -128,3 +133,29 @@ def test_stations_own_the_windows_that_begin_with_them(tmp_path):
 def test_without_a_station_the_group_is_the_station(tmp_path):
     dataset = opened(write(tmp_path))
     assert (dataset.group_names, dataset.train_group_sizes) == (["0", "1", "2"], [3, 3, 3])
+
+
+def test_the_job_of_the_phone_traces_sees_their_windows():
+    """Counted apart from the package: windows of 30 rows from the start of each of the 83 sessions."""
+    if not RACA.exists():
+        reason = f"the phone traces are not beside the project: {RACA}"
+        pytest.fail(reason) if os.environ.get("CI") else pytest.skip(reason)
+    config = load_config(ROOT / "jobs" / "configs" / "raca5g.toml", [f"data.path={RACA}"]).config
+    dataset = open_dataset(config.data, config.model.task, 0)
+    with np.load(RACA) as file:
+        session, node, label, rate, mode = (file[name] for name in ("session", "node", "app", "dl_kbps", "mode"))
+    begins = np.flatnonzero(np.diff(session, prepend=-1))
+    lengths = np.diff([*begins, len(session)])
+    starts = np.concatenate([b + 30 * np.arange(n // 30) for b, n in zip(begins, lengths, strict=True)])
+    is_test = session[starts] % 5 == 0
+    train, test = starts[~is_test], starts[is_test]
+    assert (len(train), len(test)) == (4955, 1030) == (sum(dataset.train_group_sizes), dataset.num_test)
+    assert dataset.train_group_sizes == np.unique(node[train], return_counts=True)[1].tolist()
+    assert dataset.feature_names == ["dl_kbps", "ul_kbps", "rsrp_dbm", "snr_db", "cqi", "mode == 7"]
+    assert dataset.class_names == ["Amazon_Prime", "Download", "Netflix"]
+    dataset.load(np.arange(4955), np.arange(0))
+    samples = dataset.train(np.arange(4955))
+    rows = train[np.argsort(node[train], kind="stable")][:, None] + np.arange(30)
+    assert np.array_equal(samples.y, label[rows[:, 0]])
+    assert np.allclose(samples.x[..., 0], np.log1p(rate[rows]), rtol=1e-6)
+    assert np.array_equal(samples.x[..., 5], mode[rows] == 7)
