@@ -1,5 +1,6 @@
 """What one step holds, and everything that is wrong with it. No MPI, no locks, nothing is written."""
 
+import os
 import tomllib
 from dataclasses import dataclass, field
 from math import prod, sqrt
@@ -139,7 +140,7 @@ class Inspection:
 
 def inspect_step(folder: Path) -> Inspection:
     """Read every file of a step and hold it against the commit record. Values are read one shard's array at a time."""
-    found = Inspection(folder, step_number(folder.resolve()))
+    found = Inspection(folder, step_number(Path(os.path.realpath(folder))))
     _look_at_record(found)
     _look_at_index(found)
     for name in _shard_names(found):

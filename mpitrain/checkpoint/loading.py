@@ -86,7 +86,7 @@ class Loader:
         chosen = self._pick(steps, step)
         record, meta, damage = self._open(chosen)
         if record is None:
-            _refuse(f"{_first(damage)}; {_remedy(steps, chosen)}")
+            _refuse(f"{_first(damage)}; score another step with --step, of {_listed(steps)}")
         folder = step_folder(self.root, chosen)
         agree(self.axis, lambda: _read_tensors(folder, record, tensors), timeout_s=self.timeout_s)
         return {**meta, "step": record.step, "ranks": record.ranks}

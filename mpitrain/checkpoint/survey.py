@@ -1,5 +1,6 @@
 """What lies in a folder of checkpoints: steps, complete or not, those that were set aside, and the rest."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,7 +58,7 @@ def survey(path: Path, checkpoints: str) -> Survey:
     if not path.is_dir():
         what = "is not a folder" if path.exists() else "does not exist"
         raise CheckpointError(f"checkpoint: {path} {what}; give a run folder, its checkpoints, or one step")
-    if (path / COMMIT).exists() or step_number(path.resolve()) is not None:
+    if (path / COMMIT).exists() or step_number(Path(os.path.realpath(path))) is not None:
         return Survey(path, [], [])
     root = path / checkpoints if (path / checkpoints).is_dir() else path
     marked = marked_steps(root)

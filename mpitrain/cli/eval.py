@@ -4,7 +4,10 @@ import json
 from pathlib import Path
 from typing import cast
 
+from mpitrain.comm.agreement import agree
+from mpitrain.comm.grid import Axis
 from mpitrain.comm.runtime import Position, fail, finish, start
+from mpitrain.errors import ConfigError
 from mpitrain.train.runfolder import RunFolder
 from mpitrain.train.scoring import score_run
 
@@ -13,6 +16,7 @@ def main(run: Path, overrides: list[str], *, step: int | None, output: Path | No
     """Score a run on all ranks of the world; every way out has its documented code."""
     try:
         world = start()
+        agree(Axis(world, "world"), lambda: _check_writable(output) if output and world.Get_rank() == 0 else None)
         result = score_run(RunFolder(run), world, overrides, step=step)
         if world.Get_rank() == 0:
             metric = cast(dict[str, object], result["metric"])
@@ -24,3 +28,11 @@ def main(run: Path, overrides: list[str], *, step: int | None, output: Path | No
     except BaseException as error:  # whatever it is, no rank may be left waiting
         fail(error, Position())
     return 0
+
+
+def _check_writable(output: Path) -> None:
+    """Refuse a file that cannot be written before the work is done; raises ConfigError."""
+    try:
+        output.open("a").close()
+    except OSError as error:
+        raise ConfigError(f"eval: cannot write {output}: {error.strerror}; name another file with --json") from None

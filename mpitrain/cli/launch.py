@@ -12,8 +12,8 @@ from types import FrameType
 
 from mpitrain.comm.machine import physical_cores
 from mpitrain.comm.runtime import Position, ensure_home, fail, library_name
-from mpitrain.comm.signals import ONCE, STOP_SIGNALS
-from mpitrain.errors import LaunchError
+from mpitrain.comm.signals import ONCE, STOP_SIGNALS, StopRequest
+from mpitrain.errors import ExitCode, LaunchError
 
 TRANSPORT = {"pml": "ob1", "btl": "self,sm,tcp"}
 """Open MPI's way over shared memory and TCP; looking for fabrics beyond them costs every start a second."""
@@ -29,6 +29,7 @@ def main(
     allow_root: bool,
     oversubscribe: bool,
     show: bool,
+    stop: StopRequest,
 ) -> int:
     """Run the launcher of the ranks, whose exit code is that of the job."""
     try:
@@ -43,15 +44,17 @@ def main(
     if show:
         return 0
     ensure_home()
-    return supervise(command)
+    return supervise(command, stop)
 
 
-def supervise(command: list[str]) -> int:
+def supervise(command: list[str], stop: StopRequest) -> int:
     """Run a launcher to its end and return its exit code.
 
     A wish to stop (Ctrl-C, SIGTERM, …) goes on as SIGUSR1, which launchers pass to all ranks, so that these save and
     leave: what the launcher gets itself, it takes as an order to kill them. A second Ctrl-C is that order.
     """
+    if stop.reason:  # while this command was loading
+        return int(ExitCode.STOPPED)
     # A group of its own, or the terminal's Ctrl-C would reach the launcher, too.
     job = subprocess.Popen(
         command,
@@ -72,7 +75,13 @@ def supervise(command: list[str]) -> int:
     for number in STOP_SIGNALS:
         signal.signal(number, hand_on)
     code = job.wait()
-    return code if code >= 0 else 128 - code
+    code = code if code >= 0 else 128 - code
+    if asked.count(signal.SIGINT) > 1:
+        return int(ExitCode.INTERRUPTED)
+    if asked and code == 128 + signal.SIGUSR1:  # the ranks were not yet listening
+        print("mpitrain: stopped before the first step; start again", file=sys.stderr, flush=True)
+        return int(ExitCode.STOPPED)
+    return code
 
 
 def _end_with_parent() -> None:

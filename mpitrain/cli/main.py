@@ -150,16 +150,19 @@ def launch(
     ] = False,
 ) -> None:
     """Start mpirun with the right flags for the installed MPI, and train on its ranks."""
+    chosen, stop = _chosen(resume), StopRequest()
+    stop.listen()
     call(
         "launch",
         config,
         ranks,
         overrides or [],
-        resume=_chosen(resume),
+        resume=chosen,
         overwrite=overwrite,
         allow_root=allow_root,
         oversubscribe=oversubscribe,
         show=show,
+        stop=stop,
     )
 
 

@@ -88,7 +88,7 @@ def fail(error: BaseException, position: Position) -> NoReturn:
         sys.exit(code)
     where = f"rank {rank}" + (f", step {position.step}" if position.step is not None else "")
     if isinstance(error, KeyboardInterrupt):
-        text = f"mpitrain: {where}: interrupted twice, left without a checkpoint\n"
+        text = f"mpitrain: {where}: interrupted, left without a checkpoint\n"
     elif isinstance(error, MpitrainError):
         text = f"mpitrain: {where}: {error}\n"
     else:

@@ -3,6 +3,7 @@
 import os
 import signal
 import sys
+import time
 from types import FrameType
 
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
@@ -22,10 +23,13 @@ class StopRequest:
     ----------
     reason : str
         Name of the first signal; empty while there is none.
+    begin : float
+        When this process began to listen, on the clock of `time.perf_counter`.
     """
 
     def __init__(self) -> None:
         self.reason = ""
+        self.begin = time.perf_counter()
 
     def listen(self) -> None:
         """Take over the signals of this process, for good; call it from the main thread.

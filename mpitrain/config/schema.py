@@ -222,8 +222,8 @@ class RunConfig(Section, frozen=True, kw_only=True):
     shared_fs: bool = True
     """Whether all ranks see the same run folder; off: each host keeps its own."""
     time_limit_s: Positive | None = None
-    """Seconds from the start of training after which the job will be ended from outside; the run stops before, with a
-    checkpoint and exit code 75."""
+    """Seconds from the start of the process after which the job will be ended from outside; the run stops before, with
+    a checkpoint and exit code 75."""
     time_margin_s: NonNegative = 10.0
     """Part of ``time_limit_s`` to keep in reserve; twice the longest save and step so far, if that is more."""
 

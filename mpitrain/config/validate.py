@@ -32,6 +32,9 @@ def _is_lossy(exchange: ExchangeConfig) -> bool:
     return any(codec != "raw" for codec in (exchange.codec, *(rule.codec for rule in exchange.rule)))
 
 
+MOST_HEADS = 1024
+"""Up to where divisors of the model width are suggested."""
+
 READ_BY: dict[str, dict[object, str]] = {
     "model.kind": {"transformer": "d_model layers heads d_ff causal", "mlp": "hidden"},
     "model.task": {
@@ -99,7 +102,7 @@ def _of_exchange(exchange: ExchangeConfig) -> Iterator[str]:
 
 def _of_model(model: ModelConfig, data: DataConfig) -> Iterator[str]:
     if model.kind == "transformer" and model.d_model % model.heads:
-        divisors = [heads for heads in range(1, model.d_model + 1) if model.d_model % heads == 0]
+        divisors = [heads for heads in range(1, min(model.d_model, MOST_HEADS) + 1) if model.d_model % heads == 0]
         yield f"model.heads = {model.heads} does not divide model.d_model = {model.d_model}; use one of {divisors}"
     if data.kind == "windows" and not data.path:
         yield 'data.path is empty, but data.kind = "windows" reads a file; set data.path'
@@ -121,5 +124,7 @@ def _of_run(config: Config) -> Iterator[str]:
     for key in ("target", "patience"):
         if getattr(train, key) is not None and not train.eval_every:
             yield f"train.{key} = {getattr(train, key):g} needs evaluations, but train.eval_every = 0; set it"
+    if config.model.task == "classify" and train.target is not None and train.target > 1:
+        yield f"train.target = {train.target:g} is beyond every accuracy; set it between 0 and 1"
     if run.time_limit_s is None and run.time_margin_s != RunConfig().time_margin_s:
         yield f"run.time_margin_s = {run.time_margin_s:g} is kept before run.time_limit_s, which is not set; set both"

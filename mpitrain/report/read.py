@@ -86,9 +86,9 @@ def read_runs(folders: list[Path]) -> list[Run]:
     ConfigError
         A folder that holds no run, or is given twice.
     """
-    if len({folder.resolve() for folder in folders}) < len(folders):
+    if len({os.path.realpath(folder) for folder in folders}) < len(folders):
         raise ConfigError("report: a run folder is given twice; give each once")
-    last = [folder.resolve().name for folder in folders]
+    last = [os.path.basename(os.path.realpath(folder)) for folder in folders]
     unique = len(set(last)) == len(last)
     return [
         read_run(folder, printable(name if unique else str(folder))) for folder, name in zip(folders, last, strict=True)

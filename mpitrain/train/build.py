@@ -15,7 +15,9 @@ from mpitrain.config.schema import Config, DataConfig, OptimConfig
 from mpitrain.data.dataset import Dataset, combine_moments
 from mpitrain.data.loader import Loader
 from mpitrain.data.open import open_dataset
+from mpitrain.data.problems import shown
 from mpitrain.data.sampler import Sampler, split_test
+from mpitrain.errors import DataError
 from mpitrain.nn.layer import EVALUATE, Chain
 from mpitrain.nn.models import Mlp, Transformer
 from mpitrain.optim.clip import clip_by_norm
@@ -23,6 +25,24 @@ from mpitrain.optim.optimizer import AdamW, Optimizer, OptimizerState, Sgd
 from mpitrain.optim.schedule import Schedule
 from mpitrain.params import Layout, Params, ParamSpec
 from mpitrain.train.exchange import SyncExchange, check_rules, group_of
+
+
+@dataclass(frozen=True)
+class Learned:
+    """What a model's inputs and outputs mean: found in the training data, and needed to score the model on any other.
+
+    Attributes
+    ----------
+    features, classes : list of str
+        Names of the columns and of the classes (or the characters of a text), in order.
+    mean, scale : list of float
+        Of the columns; empty where they are not standardized.
+    """
+
+    features: list[str]
+    classes: list[str]
+    mean: list[float]
+    scale: list[float]
 
 
 @dataclass
@@ -43,10 +63,16 @@ class Parts:
     optimizer_state: OptimizerState
     schedule: Schedule
     exchange: SyncExchange
+    learned: Learned
 
 
-def build(config: Config, grid: ProcessGrid) -> Parts:
+def build(config: Config, grid: ProcessGrid, learned: Learned | None = None) -> Parts:
     """Build a run. Collective over the world of ``grid``.
+
+    Parameters
+    ----------
+    learned : Learned, optional
+        Of the run whose model is to be scored; found in the data where left out.
 
     Raises
     ------
@@ -57,8 +83,8 @@ def build(config: Config, grid: ProcessGrid) -> Parts:
     names: list[object] = [dataset.feature_names, dataset.class_names, dataset.content]
     shape = [dataset.train_group_sizes, dataset.num_test, *names]
     same_everywhere(grid.world, shape, "the data sets (training groups, test samples, features, classes, text)")
-    if config.data.standardize and not dataset.vocabulary:
-        _standardize(dataset, grid.data, config.data)
+    known = learned or _learn(dataset, grid.data, config.data)
+    agree(grid.world, lambda: _take_over(dataset, known, config.data))
     model = make_model(config, dataset)
     agree(grid.world, lambda: check_rules([spec.name for spec in model.specs()], config.exchange))
     params = Params(Layout(model.specs(), group_of(config.exchange)))
@@ -90,6 +116,7 @@ def build(config: Config, grid: ProcessGrid) -> Parts:
             min_ratio=optim.min_lr_ratio,
         ),
         exchange=exchange,
+        learned=known,
     )
 
 
@@ -108,11 +135,40 @@ def _open_data(config: Config, data_axis: Axis) -> tuple[Dataset, Sampler, Ints]
     return dataset, sampler, test_part
 
 
-def _standardize(dataset: Dataset, axis: Axis, data: DataConfig) -> None:
-    table = dataset.moments()
-    if data.placement == "station":  # else every rank holds all groups
-        sum_arrays(axis, table)
-    dataset.standardize(*combine_moments(table), limit=data.clip)
+def _learn(dataset: Dataset, axis: Axis, data: DataConfig) -> Learned:
+    """Find the mean and scale of the columns over the training samples of all ranks."""
+    mean, scale = np.empty(0), np.empty(0)
+    if data.standardize and not dataset.vocabulary:
+        table = dataset.moments()
+        if data.placement == "station":  # else every rank holds all groups
+            sum_arrays(axis, table)
+        mean, scale = combine_moments(table)
+    return Learned(dataset.feature_names, dataset.class_names, mean.tolist(), scale.tolist())
+
+
+def _take_over(dataset: Dataset, learned: Learned, data: DataConfig) -> None:
+    """Give the data the scale and the classes of the model; of these, the last ones may be missing in the data.
+
+    Raises
+    ------
+    DataError
+        The data have other columns or classes than the model was trained on.
+    """
+    classes = learned.classes[: len(dataset.class_names)]
+    for what, here, there in (
+        ("columns", dataset.feature_names, learned.features),
+        ("classes", dataset.class_names, classes),
+    ):
+        if here != there:
+            raise DataError(
+                f'data: "{data.path or data.kind}": the {what} are {shown(here)}, but the model was trained on '
+                f"{shown(there)}; give it data of the same kind"
+            )
+    if learned.classes:
+        dataset.class_names, dataset.num_outputs = learned.classes, len(learned.classes)
+        dataset.vocabulary = dataset.vocabulary and len(learned.classes)
+    if learned.mean:
+        dataset.standardize(np.array(learned.mean), np.array(learned.scale), limit=data.clip)
 
 
 def _class_weights(config: Config, dataset: Dataset, sampler: Sampler, axis: Axis) -> Floats | None:

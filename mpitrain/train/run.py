@@ -1,5 +1,6 @@
 """A whole run, from an empty folder (or a checkpoint) to its summary."""
 
+import math
 import os
 import time
 from pathlib import Path
@@ -82,14 +83,13 @@ def train(
         parts = build(config, grid)
         agree(world, lambda: faults.check_tensors(parts.params.keys()))
         store = CheckpointStore(folder.checkpoints, grid.world, config.checkpoint.keep, faults)
-        wish = StopWish(stop or StopRequest(), faults, config.run, begin)
+        wish = StopWish(stop or StopRequest(), faults, config.run)
         loop = Loop(parts, wish, narrator, faults, position or Position())
         session = Session(resolved, parts, folder, store, loop, wish, narrator, faults)
         try:
             return _prepare(session, resume, overwrite=overwrite) or _run(session, begin)
         finally:
-            parts.loader.close()
-            narrator.close()
+            session.close()
 
 
 def _fit_grid(resolved: Resolved, world: Axis) -> tuple[Resolved, GridShape]:
@@ -126,11 +126,13 @@ def _prepare(session: Session, resume: Resume | None, *, overwrite: bool) -> Row
     parts, world = session.parts, session.world
     resumed = resume is not None and session.load(resume)
     if resumed and (summary := _complete(session)):
-        session.narrator.say(
-            f"the run in {session.folder.path} is complete; raise train.steps (or change what ended it) to go on"
-        )
+        ended = f"change train.{summary['stopped']}, which ended it," if summary.get("stopped") else "raise train.steps"
+        session.narrator.say(f"the run in {session.folder.path} is complete; {ended} to go on")
         return summary
     if not resumed:
+        if resume == "auto":
+            every = parts.config.checkpoint.every
+            agree(world, lambda: session.folder.check_not_lost(every) if session.writes else None)
         parts.params.initialize(parts.config.train.seed)
         timeout_s = parts.config.network.peer_timeout_s
         broadcast(world, parts.params.flat, timeout_s=timeout_s, piece_bytes=MAX_MESSAGE_BYTES)
@@ -142,9 +144,10 @@ def _prepare(session: Session, resume: Resume | None, *, overwrite: bool) -> Row
 def _open_folder(session: Session, resume: Resume | None, *, overwrite: bool) -> None:
     """Set aside or drop what this start makes again, and say what begins. Collective over the world."""
     step = session.loop.counters.step
-    moved = session.store.set_aside_after(step) if resume is not None else []
     first_of_host = _first_of_host(session.world)
     writes = session.writes or (first_of_host and not session.parts.config.run.shared_fs)
+    session.held = agree(session.world, lambda: session.folder.hold() if writes else None)
+    moved = session.store.set_aside_after(step) if resume is not None else []
 
     def begin() -> int:
         if not writes:
@@ -209,8 +212,7 @@ def _run(session: Session, begin: float) -> Row:
         due = config.checkpoint.every and step % config.checkpoint.every == 0 and not loop.counters.skipped_in_a_row
         if due or last or stop or ended:
             session.store.save(session.snapshot())
-        if throughput.warm:
-            session.wish.took(turn_s=turn_s, save_s=time.perf_counter() - turn - turn_s)
+        session.wish.took(turn_s=turn_s, save_s=time.perf_counter() - turn - turn_s)
         if stop and not last and not ended:
             _stop_early(session)
     session.faults.at_end()
@@ -221,6 +223,8 @@ def _tell(session: Session, row: Row, result: Score | None) -> None:
     """Write a step down and show it."""
     if result:
         row |= {"test_loss": result.loss, f"test_{result.name}": result.metric}
+        if not math.isfinite(result.loss):
+            session.narrator.say(f"warning   step {session.loop.counters.step}: the test loss is {result.loss}")
     if session.writes:
         session.folder.append(row)
     session.narrator.step(session.loop.counters.step, progress_line(session.parts, row, result))

@@ -1,5 +1,6 @@
 """The run folder, as the README lists it. Only rank 0 (of each disk) writes it."""
 
+import fcntl
 import json
 import math
 import os
@@ -7,7 +8,7 @@ import shutil
 import time
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
+from typing import BinaryIO, cast
 
 from mpitrain.config.load import Resolved
 from mpitrain.errors import ConfigError
@@ -50,10 +51,55 @@ class RunFolder:
                 "with --overwrite, or set run.folder"
             )
 
+    def check_not_lost(self, every: int) -> None:
+        """Refuse to begin anew where a run has left records, but its checkpoints are gone.
+
+        Parameters
+        ----------
+        every : int
+            Steps between checkpoints: a run that was ended before the first one has lost nothing.
+
+        Raises
+        ------
+        ConfigError
+            The last step that is on record, and the remedy.
+        """
+        last = max((step for step in map(_step_of, self._rows()) if step < math.inf), default=0)
+        if (self.path / SUMMARY).exists() or (every and last > every):
+            raise ConfigError(
+                f"run.folder: {self.path} has records of {last:g} steps, but no checkpoint to go on from; put its "
+                f"{CHECKPOINTS} back, or begin anew with --overwrite"
+            )
+
+    def hold(self) -> BinaryIO:
+        """Make the folder, and keep other runs out of it for as long as the returned file is open.
+
+        Raises
+        ------
+        ConfigError
+            Another run is at work there, or the folder cannot be written.
+        """
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            file = (self.path / STARTS).open("ab+")
+        except OSError as error:
+            raise ConfigError(f"run.folder: cannot write {self.path}: {error.strerror}; set run.folder") from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            raise ConfigError(
+                f"run.folder: another run is at work in {self.path} (the last line of {STARTS} says where); wait for "
+                "its end, or set run.folder"
+            ) from None
+        except OSError:  # a file system without locks
+            pass
+        return file
+
     def begin(
         self, resolved: Resolved, *, overwrite: bool, resumed_step: int | None, aside: Path | None, ranks: int
     ) -> int:
-        """Make the folder, write the resolved configuration, and note the start.
+        """Write the resolved configuration into the folder that is held, and note the start.
 
         The rows after ``resumed_step`` go: their steps are about to be taken again.
 
@@ -73,16 +119,15 @@ class RunFolder:
             The folder cannot be written.
         """
         try:
-            self.path.mkdir(parents=True, exist_ok=True)
             if aside is not None:
                 self._copy_records(aside.parent)
             if overwrite:
                 shutil.rmtree(self.checkpoints, ignore_errors=True)
-                (self.path / STARTS).unlink(missing_ok=True)
+                os.truncate(self.path / STARTS, 0)
             self._keep_rows(resumed_step or 0)
             for name in (SUMMARY, TIMELINE, REPORT):
                 (self.path / name).unlink(missing_ok=True)
-            (self.path / CONFIG).write_text(resolved.to_toml(), encoding="utf-8")
+            self._write(CONFIG, resolved.to_toml())
             return self._note_start(resumed_step or 0, ranks)
         except OSError as error:
             raise ConfigError(f"run.folder: cannot write {self.path}: {error.strerror}; set run.folder") from None
@@ -94,23 +139,32 @@ class RunFolder:
 
     def _note_start(self, step: int, ranks: int) -> int:
         path = self.path / STARTS
-        number = 1 + (len(path.read_bytes().splitlines()) if path.exists() else 0)
+        before = path.read_bytes()
+        number = 1 + len(before.splitlines())
+        place = {"host": os.uname().nodename, "process": os.getpid()}
         with path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"start": number, "time_s": time.time(), "step": step, "ranks": ranks}) + "\n")
+            torn = before and not before.endswith(b"\n")
+            file.write("\n" * bool(torn))
+            file.write(
+                json.dumps({"start": number, "time_s": time.time(), "step": step, "ranks": ranks} | place) + "\n"
+            )
         return number
 
     def _keep_rows(self, last_step: int) -> None:
+        if rows := self._rows():
+            self._write(METRICS, "".join(row for row in rows if _step_of(row) <= last_step))
+
+    def _rows(self) -> list[str]:
+        """Read the lines of metrics.jsonl, whole or not."""
         metrics = self.path / METRICS
-        if not metrics.exists():
-            return
-        lines = metrics.read_text().splitlines(keepends=True)
-        metrics.write_text("".join(line for line in lines if _step_of(line) <= last_step))
+        text = metrics.read_text(encoding="utf-8", errors="replace") if metrics.exists() else ""
+        return text.splitlines(keepends=True)
 
     def append(self, row: Row) -> None:
         """Add a row to metrics.jsonl; raises ConfigError where the disk is full."""
         try:
             with (self.path / METRICS).open("a", encoding="utf-8") as file:
-                file.write(json.dumps(row) + "\n")
+                file.write(_json(row) + "\n")
         except OSError as error:
             raise ConfigError(f"run.folder: cannot write {self.path / METRICS}: {error.strerror}") from None
 
@@ -123,19 +177,32 @@ class RunFolder:
 
     def finish(self, summary: Row) -> None:
         """Write summary.json: the mark of a completed run; raises ConfigError where the disk is full."""
-        self._write(SUMMARY, json.dumps(summary, indent=1))
+        self._write(SUMMARY, _json(summary, indent=1) + "\n")
 
     def write_timeline(self, timeline: Row) -> None:
         """Write timeline.json: what the ranks did during one step; raises ConfigError where the disk is full."""
-        self._write(TIMELINE, json.dumps(timeline))
+        self._write(TIMELINE, _json(timeline) + "\n")
 
     def _write(self, name: str, text: str) -> None:
         temporary = self.path / f".{name}.tmp"
         try:
-            temporary.write_text(text + "\n", encoding="utf-8")
+            temporary.write_text(text, encoding="utf-8")
             os.replace(temporary, self.path / name)
         except OSError as error:
             raise ConfigError(f"run.folder: cannot write {self.path / name}: {error.strerror}") from None
+
+
+def _json(value: object, indent: int | None = None) -> str:
+    """Render as JSON, which has no word for what is not finite: null."""
+    return json.dumps(_finite(value), indent=indent, allow_nan=False)
+
+
+def _finite(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _finite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_finite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def _step_of(line: str) -> float:

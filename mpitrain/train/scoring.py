@@ -1,6 +1,7 @@
 """Scoring a finished or stopped run again, on any number of ranks."""
 
 from pathlib import Path
+from typing import cast
 
 from mpitrain.checkpoint.store import CheckpointStore
 from mpitrain.comm.agreement import agree, same_everywhere
@@ -9,7 +10,7 @@ from mpitrain.comm.grid import Axis, Comm, ProcessGrid
 from mpitrain.config.load import Resolved, read_config, resolve
 from mpitrain.errors import ConfigError
 from mpitrain.partition import GridShape
-from mpitrain.train.build import build
+from mpitrain.train.build import Learned, build
 from mpitrain.train.evaluate import evaluate
 from mpitrain.train.runfolder import CONFIG, Row, RunFolder
 
@@ -41,9 +42,11 @@ def score_run(folder: RunFolder, comm: Comm, overrides: list[str], *, step: int 
     same_everywhere(world, resolved.lines(), "the configurations")
     shape = agree(world, lambda: GridShape.fit(world.size, None, 1, 1))
     with ProcessGrid(comm, shape) as grid:
-        parts = build(resolved.config, grid)
         store = CheckpointStore(folder.checkpoints, grid.world, resolved.config.checkpoint.keep, FaultHook("", 0))
-        meta = store.load_tensors({f"params/{name}": values for name, values in parts.params.items()}, step=step)
+        meta = store.load_tensors({}, step=step)
+        parts = build(resolved.config, grid, Learned(**cast(dict[str, list[str]], meta["learned"])))  # type: ignore[arg-type]
+        tensors = {f"params/{name}": values for name, values in parts.params.items()}
+        store.load_tensors(tensors, step=cast(int, meta["step"]))
         result = evaluate(parts)
     return {
         "run": str(folder.path),

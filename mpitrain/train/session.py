@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Literal, cast
+from typing import BinaryIO, Literal, cast
 
 from mpitrain.checkpoint.snapshot import Snapshot
 from mpitrain.checkpoint.store import CheckpointStore
@@ -11,6 +11,7 @@ from mpitrain.comm.agreement import gather
 from mpitrain.comm.fault import FaultHook
 from mpitrain.comm.grid import Axis
 from mpitrain.config.load import Resolved
+from mpitrain.config.validate import unread_keys
 from mpitrain.errors import ConfigError
 from mpitrain.train.build import Parts
 from mpitrain.train.console import Narrator
@@ -50,6 +51,14 @@ class Session:
     wish: StopWish
     narrator: Narrator
     faults: FaultHook
+    held: BinaryIO | None = None
+
+    def close(self) -> None:
+        """End the threads, release the run folder, leave the terminal in order."""
+        self.parts.loader.close()
+        self.narrator.close()
+        if self.held is not None:
+            self.held.close()
 
     @property
     def world(self) -> Axis:
@@ -81,8 +90,10 @@ class Session:
             "skipped_in_a_row": counters.skipped_in_a_row,
             "progress": asdict(counters.progress),
             "totals": self.totals(),
+            "learned": asdict(parts.learned),
         }
-        fixed = [line for line in self.resolved.lines() if line.startswith(FIXED) and not line.startswith(FREE)]
+        read = [line for line in self.resolved.lines() if line.partition(" ")[0] not in unread_keys(parts.config)]
+        fixed = [line for line in read if line.startswith(FIXED) and not line.startswith(FREE)]
         fixed += [f"the data's hash = {parts.dataset.content}"] * bool(parts.dataset.content)
         return Snapshot(counters.step, tensors, local, meta, fixed)
 

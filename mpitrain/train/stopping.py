@@ -1,5 +1,6 @@
 """When a run ends before its last step: wishes of one rank, and rules about the score that all ranks share."""
 
+import math
 import time
 from dataclasses import dataclass
 
@@ -18,17 +19,15 @@ class StopWish:
     Parameters
     ----------
     request : StopRequest
-        Signals.
+        Signals, and the beginning of the process, from which the time limit counts.
     faults : FaultHook
         A stop on purpose.
     run : RunConfig
         The time limit and its margin.
-    begin : float
-        When the run started, on the clock of `time.perf_counter`.
     """
 
-    def __init__(self, request: StopRequest, faults: FaultHook, run: RunConfig, begin: float) -> None:
-        self._request, self._faults, self._run, self._begin = request, faults, run, begin
+    def __init__(self, request: StopRequest, faults: FaultHook, run: RunConfig) -> None:
+        self._request, self._faults, self._run = request, faults, run
         self._longest_turn_s = self._longest_save_s = 0.0
 
     def took(self, *, turn_s: float, save_s: float) -> None:
@@ -41,7 +40,7 @@ class StopWish:
         if self._request.reason:
             return self._request.reason
         limit = self._run.time_limit_s
-        if limit is not None and limit - (time.perf_counter() - self._begin) < self._reserve_s():
+        if limit is not None and limit - (time.perf_counter() - self._request.begin) < self._reserve_s():
             return f"run.time_limit_s = {limit:g}"
         return "a fault on purpose" if self._faults.find("stop", step) else ""
 
@@ -68,9 +67,9 @@ class Progress:
     def ended_by(self, score: Score, config: TrainConfig) -> str | None:
         """Take note of an evaluation; return the setting of [train] that ends the run with it, if one does.
 
-        The score is that of all ranks, so all ranks decide alike.
+        The score is that of all ranks, so all ranks decide alike. A loss that is not finite is never the best.
         """
-        if self.best_loss is None or score.loss < self.best_loss:
+        if math.isfinite(score.loss) and (self.best_loss is None or score.loss < self.best_loss):
             self.best_loss, self.stale = score.loss, 0
         else:
             self.stale += 1

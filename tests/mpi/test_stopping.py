@@ -51,7 +51,7 @@ def test_target(world, folder, task, target):
 
 
 def test_no_target(world, folder):
-    summary = run(world, folder / "run", ["train.target=1.5"])
+    summary = run(world, folder / "run", ["train.target=1"])
     assert (summary["stopped"], summary["steps"]) == (None, 12)
 
 

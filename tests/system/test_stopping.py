@@ -156,7 +156,7 @@ def test_interrupted_twice(tmp_path):
         job.process.send_signal(signal.SIGINT)
         result = job.end()
     assert result.returncode == ExitCode.INTERRUPTED, result.stderr
-    assert messages(result) == ["mpitrain: rank 0, step 5: interrupted twice, left without a checkpoint"]
+    assert messages(result) == ["mpitrain: rank 0, step 5: interrupted, left without a checkpoint"]
     assert not (run / "checkpoints").exists()
 
 
