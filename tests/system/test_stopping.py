@@ -19,6 +19,7 @@ from tests.system.helpers import (
     ROOT,
     environment,
     execute,
+    gone,
     messages,
     mpirun,
     rows,
@@ -133,6 +134,20 @@ def test_a_signal_to_launch(tmp_path, number):
         result = job.end()
     result.stderr = result.stderr.replace(ONCE, "")
     assert_stopped(result, run, "SIGUSR1 on rank 0")
+
+
+def test_launch_interrupted_twice(tmp_path):
+    """The second Ctrl-C has the launcher end the ranks: nothing is left behind."""
+    config, run = write_config(tmp_path, steps=ENDLESS)
+    command = [sys.executable, "-m", "mpitrain", "launch", config, "-n", 2, *ROOT_FLAGS, "--oversubscribe"]
+    with Job(command, run, MPITRAIN_FAULT=f"delay:step=5,seconds={10 * HANG_S}") as job:
+        job.await_rows(4)
+        job.process.send_signal(signal.SIGINT)
+        assert job.process.stderr.readline() + job.process.stderr.readline() == ONCE
+        job.process.send_signal(signal.SIGINT)
+        assert job.end().returncode == ExitCode.INTERRUPTED
+    assert gone(str(config))
+    assert not (run / "checkpoints").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
