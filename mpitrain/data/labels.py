@@ -11,6 +11,10 @@ from mpitrain.data.table import Table
 
 Codes = npt.NDArray[np.int64]
 
+_MANY = 1000
+_SPARSE = 10
+"""More classes than the first, and so many times more than labels: these are no numbers of classes."""
+
 
 @dataclass(frozen=True)
 class Groups:
@@ -80,6 +84,8 @@ def read_labels(table: Table, name: str, rows: int, x: str) -> Labels:
         what = f"{table.place(row)}: expected {classes}, got {array[row]} ({wrong.sum()} of {rows} values)"
         remedy = "name every class" if names and values[row] >= len(names) else "number the classes from 0"
         raise table.fail(name, what, f'{remedy}, or set model.task = "forecast"')
+    if not names:
+        _refuse_sparse(table, name, array)
     return Labels(array.astype(np.int64), names)
 
 
@@ -122,6 +128,21 @@ def _group_names(table: Table, name: str, key: str, numbers: list[int]) -> list[
         what = f'expected a name for each code of "{name}", got {len(array)} names and code {strays[0]}'
         raise table.fail(sibling, what, "name every group, or leave the array out")
     return [str(array[number]) for number in numbers]
+
+
+def _refuse_sparse(table: Table, name: str, array: Array) -> None:
+    """Refuse whole numbers that can be no classes, such as times; int64 holds all others."""
+    if not len(array) or array.max() < _MANY:
+        return
+    labels = len(np.unique(array))
+    large = np.flatnonzero(array >= max(_MANY, _SPARSE * labels))
+    if len(large):
+        what = (
+            f"{table.place(large[0])}: expected a class 0, 1, …, got {array[large[0]]} "
+            f"({labels} different labels in {len(array)} rows)"
+        )
+        remedy = 'number the classes from 0 without gaps, write them as text, or set model.task = "forecast"'
+        raise table.fail(name, what, remedy)
 
 
 def _refuse_blank(table: Table, name: str, texts: Array) -> None:

@@ -197,6 +197,12 @@ BAD_CSV = {
     ),
     "infinite number": (edited(9, "-inf,1,0"), 'column "rate"', "row 7 (line 9)", "got -inf"),
     "missing label": (edited(9, "7,,0"), 'column "app"', "row 7 (line 9): expected a finite float32, got nan"),
+    "label beyond 64 bits": (
+        edited(9, f"7,{10**19},0"),
+        'column "app"',
+        "row 7 (line 9): expected a class 0, 1, …, got 1e+19 (3 different labels in 24 rows)",
+        "model.task",
+    ),
     "missing text label": (edited(9, "7,,0").replace(",0,", ",a,"), 'column "app"', "row 7 (line 9): expected a text"),
     "missing group": (edited(9, "7,1,"), 'column "session"', "row 7 (line 9): got nan", "data.group"),
     "open quote": (edited(9, '7,"1,0'), "line 9: not CSV (unexpected end of data)", "quotes"),
@@ -247,6 +253,11 @@ BAD_H5 = {
         {},
         'array "app"',
         "row 6: expected a class 0 to 0 as the file names 1, got 1 (12 of 24 values)",
+    ),
+    "label beyond int64": (
+        lambda _: {"app": np.array([1] * 23 + [2**64 - 1], np.uint64)},
+        {},
+        f"row 23: expected a class 0, 1, …, got {2**64 - 1} (2 different labels in 24 rows)",
     ),
     "values in a lost file": (
         lambda folder: {"radio/snr": virtual(folder)},
