@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +19,23 @@ def problem(path: object, where: str, what: str, remedy: str) -> DataError:
     """Build the exception for something wrong with a file; ``where`` is a part of it, or empty."""
     place = f", {where}" if where else ""
     return DataError(f'data: "{path}"{place}: {what}; {remedy}')
+
+
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Note the size and the time of a file; raises DataError where it is none (a folder, a pipe) or may not be read."""
+    try:
+        if path.is_file():
+            with path.open("rb"):
+                status = path.stat()
+            return status.st_size, status.st_mtime_ns
+    except OSError as error:
+        raise DataError(
+            f'data.path: "{path}" cannot be read ({error.strerror}); make it readable for the ranks\' user'
+        ) from None
+    raise DataError(
+        f'data.path: there is no file "{path}" (looked from {Path.cwd()}); '
+        "set data.path to a file that this machine can see"
+    )
 
 
 def shown(names: Sequence[str]) -> str:
