@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -130,7 +131,7 @@ def _group_names(table: Table, name: str, key: str, numbers: list[int]) -> list[
     return [str(array[number]) for number in numbers]
 
 
-def _refuse_sparse(table: Table, name: str, array: Array) -> None:
+def _refuse_sparse(table: Table, name: str, array: npt.NDArray[Any]) -> None:
     """Refuse whole numbers that can be no classes, such as times; int64 holds all others."""
     if not len(array) or array.max() < _MANY:
         return

@@ -259,6 +259,16 @@ BAD_H5 = {
         {},
         f"row 23: expected a class 0, 1, …, got {2**64 - 1} (2 different labels in 24 rows)",
     ),
+    "link to nothing": (
+        lambda _: {"lost": h5py.SoftLink("/gone")},
+        {"x": "lost"},
+        'array "lost": is a link to nothing (to "/gone")',
+    ),
+    "link to a lost file": (
+        lambda _: {"lost": h5py.ExternalLink("lost.h5", "/snr")},
+        {"y": "lost"},
+        'array "lost": is a link to nothing (to "/snr" in the file "lost.h5")',
+    ),
     "values in a lost file": (
         lambda folder: {"radio/snr": virtual(folder)},
         {},
@@ -298,6 +308,12 @@ def test_a_wrong_hdf5_file_is_told_with_place_and_remedy(tmp_path, case):
     path = tmp_path / "bad data.h5"
     write_radio(path, make(tmp_path))
     refused(path, fragments, **(RADIO | settings))
+
+
+def test_links_to_nothing_beside_the_arrays_do_no_harm(tmp_path):
+    links = {"gone": h5py.SoftLink("/x/y"), "radio/loop": h5py.SoftLink("/radio/loop"), "app2": h5py.SoftLink("/app")}
+    write_radio(tmp_path / "links.h5", links | {"other": h5py.ExternalLink("lost.h5", "/x")})
+    assert opened(tmp_path / "links.h5", **RADIO | {"y": "app2"}).class_names == ["0", "1"]
 
 
 def test_a_damaged_hdf5_file_is_refused(tmp_path):
