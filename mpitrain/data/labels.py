@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpitrain.data.problems import Array, position_of
+from mpitrain.data.problems import Array, position_of, repeated
 from mpitrain.data.table import Table
 
 Codes = npt.NDArray[np.int64]
@@ -128,7 +128,12 @@ def _group_names(table: Table, name: str, key: str, numbers: list[int]) -> list[
     if strays:
         what = f'expected a name for each code of "{name}", got {len(array)} names and code {strays[0]}'
         raise table.fail(sibling, what, "name every group, or leave the array out")
-    return [str(array[number]) for number in numbers]
+    names = [str(array[number]) for number in numbers]
+    twice = repeated(names)
+    if twice is not None:
+        what = f'expected one code a name of "{name}", got several for "{twice}"'
+        raise table.fail(sibling, what, "name every group once, or give its rows the same code")
+    return names
 
 
 def _refuse_sparse(table: Table, name: str, array: npt.NDArray[Any]) -> None:

@@ -44,6 +44,16 @@ def shown(names: Sequence[str]) -> str:
     return str([*names[:_SHOWN], *extra])
 
 
+def repeated(names: Sequence[str]) -> str | None:
+    """Find the first name that occurs again, if any does."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
+
+
 def nearest(name: str, names: Sequence[str]) -> str | None:
     """Find the most alike name, if any is alike."""
     near = difflib.get_close_matches(name, names, 1)

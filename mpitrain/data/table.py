@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpitrain.arrays import Floats
-from mpitrain.data.problems import Array, nearest, problem, shown, stamp_of
+from mpitrain.data.problems import Array, nearest, problem, repeated, shown, stamp_of
 from mpitrain.data.readers import open_reader
 from mpitrain.errors import DataError
 
@@ -40,7 +40,7 @@ class Table:
         self._stamp = stamp_of(self.path)
         self._reader = open_reader(self.path)
         self._check_unchanged()
-        twice = next((name for name in self._reader.names if name and self._reader.names.count(name) > 1), None)
+        twice = repeated([name for name in self._reader.names if name])
         if twice is not None:
             raise self.fail(twice, "expected one of this name, got several", "rename all but one")
 

@@ -230,6 +230,22 @@ WRONG = {
     "broken groups": ({"site": np.arange(ROWS) / 2}, {}, "got dtype float64", "row 1: got 0.5"),
     "too few group names": ({"site_names": np.array(["a"])}, {}, 'array "site_names"', "got 1 names and code 1"),
     "too few column names": ({"columns": np.array(["a"])}, {}, 'array "columns"', "expected 2 names"),
+    "same column name twice": (
+        {"columns": np.array(["rate", "rate"])},
+        {},
+        'array "columns": expected one column "rate", got several',
+        "once",
+    ),
+    "same column twice": (
+        {"a": np.zeros(ROWS)},
+        {"x": "a, y, a"},
+        'array "a": expected one column "a", got several',
+    ),
+    "same group name twice": (
+        {"site_names": np.array(["a", "a", "west"])},
+        {},
+        'array "site_names": expected one code a name of "site", got several for "a"',
+    ),
     "too few class names": (
         {"y_names": np.array(["a", "b"])},
         {},
