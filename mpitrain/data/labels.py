@@ -99,7 +99,7 @@ def read_groups(table: Table, name: str, key: str, rows: int, x: str) -> Groups:
         place = _first_not_whole(array)
         where = f", {table.place(place)}: got {array[place]}" if place is not None else ""
         what = f"expected an integer or a text a row, got dtype {array.dtype}, shape {array.shape}{where}"
-        raise table.fail(name, what, f"name another data.{key}")
+        raise table.fail(name, what, f"write 64-bit integers or texts, or name another data.{key}")
     table.check_rows(name, len(array), x, rows)
     if array.dtype.kind == "U":
         _refuse_blank(table, name, array)
@@ -159,8 +159,8 @@ def _refuse_blank(table: Table, name: str, texts: Array) -> None:
 
 
 def _first_not_whole(array: Array) -> int | None:
-    """Row of the first value of a float array that is no integer."""
+    """Row of the first value of a float array that is no integer of 64 bits."""
     if array.ndim != 1 or array.dtype.kind != "f":
         return None
-    odd = np.flatnonzero(~(np.floor(array) == array))
+    odd = np.flatnonzero(~((np.floor(array) == array) & (abs(array) < 2.0**63)))
     return int(odd[0]) if len(odd) else None
