@@ -8,7 +8,7 @@ import numpy as np
 from mpitrain.arrays import Floats
 from mpitrain.config.flags import COMPARISONS, Flag, parse_flag
 from mpitrain.config.schema import DataConfig, Task
-from mpitrain.data.problems import Array, position_of
+from mpitrain.data.problems import Array, position_of, repeated
 from mpitrain.data.table import Table
 from mpitrain.errors import DataError
 
@@ -39,7 +39,12 @@ def read_columns(table: Table, config: DataConfig, task: Task) -> tuple[list[str
         All finite.
     """
     flags = [parse_flag(text) for text in config.flags]
-    columns = _with_flags(_read_raw(table, config.x), flags, config.path)
+    raw = _read_raw(table, config.x)
+    twice = repeated([column.name for column in raw])
+    if twice is not None:
+        what = f'expected one column "{twice}", got several'
+        raise table.fail("columns" if raw[0].in_matrix else twice, what, "name every column of data.x once")
+    columns = _with_flags(raw, flags, config.path)
     names = [column.name for column in columns]
     x = _to_matrix(table, columns, missing_zero=config.missing == "zero")
     targets = {config.y} - set(names) if task == "forecast" else set()

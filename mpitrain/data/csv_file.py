@@ -34,7 +34,7 @@ class CsvFile:
 
     Fields are separated by commas, semicolons or tabs, whichever divides the header row best, and may be quoted. The
     encoding is UTF-8. A column is of integers, of numbers where not all of its fields are integers or some are empty
-    (NaN), or else of text.
+    or blank (NaN), or else of text.
     """
 
     noun = "column"
@@ -69,11 +69,14 @@ class CsvFile:
     def _pass(self, wanted: Sequence[str], *, as_text: bool) -> tuple[dict[str, Array], list[str]]:
         """Read columns, and name those that are text in some chunks only."""
         chunks: dict[str, list[Array]] = {name: [] for name in wanted}
+        seen = 0
         for rows in self._chunks():
             for name, parts in chunks.items():
                 place = self.names.index(name)
                 texts = [row[place] for row in rows]
+                self._refuse_nul(name, texts, seen)
                 parts.append(_to_text(texts) if as_text else _to_array(texts))
+            seen += len(rows)
         kinds = {name: {part.dtype.kind for part in parts} for name, parts in chunks.items()}
         mixed = [name for name, found in kinds.items() if "U" in found and len(found) > 1]
         empty: list[Array] = [np.empty(0)]
@@ -102,9 +105,7 @@ class CsvFile:
         except UnicodeDecodeError:
             raise self._not_utf8() from None
         except csv.Error as error:
-            raise problem(
-                self._path, f"line {self._line_of_error()}", f"not CSV ({error})", "close the quotes, or remove them"
-            ) from None
+            raise self._not_csv(error) from None
         except OSError as error:
             raise problem(self._path, "", f"cannot be read ({error})", "copy or write the file again") from None
 
@@ -118,11 +119,26 @@ class CsvFile:
         widths = [len(row) for row in rows]
         return len(set(widths)) == 1 and widths[0] > 1, max(widths, default=0)
 
+    def _refuse_nul(self, name: str, texts: list[str], before: int) -> None:
+        """Refuse the character U+0000, which numpy cuts off the end of a text; ``before`` rows were read already."""
+        if "\0" not in "".join(texts):
+            return
+        odd = next(row for row, text in enumerate(texts) if "\0" in text)
+        what = f"{self.place(before + odd)}: expected a number or a text, got {texts[odd][:40]!r} (a NUL character)"
+        raise problem(self._path, f'{self.noun} "{name}"', what, "remove it, or copy or write the file again")
+
     def _ragged(self, row: int, record: Record) -> DataError:
         width, got = len(self.names), len(record) or "an empty line"
         what = f"{self.place(row)}: expected {width} fields as in the header, got {got}"
         remedy = "complete or remove this row; quote a text that holds the delimiter"
         return problem(self._path, "", f"{what} (fields are divided by {self._delimiter!r})", remedy)
+
+    def _not_csv(self, error: csv.Error) -> DataError:
+        what, remedy = f"not CSV ({error})", "close the quotes, or remove them"
+        if "field limit" in str(error):
+            what = f"a field has more than {csv.field_size_limit()} characters"
+            remedy = "close the quotes if one is left open, or shorten the text"
+        return problem(self._path, f"line {self._line_of_error()}", what, remedy)
 
     def _not_utf8(self) -> DataError:
         """Find the first byte that is not UTF-8."""
@@ -151,7 +167,7 @@ class CsvFile:
 
 
 def _to_array(texts: list[str]) -> Array:
-    """Convert fields to the narrowest of int64, float64 (an empty field is NaN) and text that holds them all."""
+    """Convert fields to the narrowest of int64, float64 (an empty or blank field is NaN) and text that holds all."""
     if "_" in "".join(texts):  # which Python allows in numbers
         return _to_text(texts)
     for number, dtype in ((int, np.int64), (float, np.float64)):
@@ -160,7 +176,7 @@ def _to_array(texts: list[str]) -> Array:
         except (ValueError, OverflowError):
             pass
     try:
-        return np.fromiter(map(float, [text or "nan" for text in texts]), np.float64, len(texts))
+        return np.fromiter(map(float, [text.strip() or "nan" for text in texts]), np.float64, len(texts))
     except ValueError:
         return _to_text(texts)
 

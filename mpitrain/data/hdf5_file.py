@@ -17,7 +17,8 @@ class Hdf5File:
     """Reads an HDF5 file (a `Reader`); raises DataError where it is none, or is cut short.
 
     Every read opens the file and closes it again: a handle that a forked process shares returns wrong rows. It is
-    opened without a lock, which the file systems of clusters may not have.
+    opened without a lock, which the file systems of clusters may not have. A link to nothing is named as an array is,
+    and harms none but those who read it.
     """
 
     noun = "array"
@@ -25,11 +26,13 @@ class Hdf5File:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        links: list[str] = []
+        links: dict[str, object] = {}
         try:
             with h5py.File(path, "r", locking=False) as file:
-                file.visititems_links(lambda name, _: links.append(name))
-                self.names = [name for name in links if file.get(name, getclass=True) is h5py.Dataset]
+                file.visititems_links(links.__setitem__)
+                targets = {name: _dangling_target(file, name, link) for name, link in links.items()}
+                self._dangling = {name: target for name, target in targets.items() if target}
+                self.names = [name for name in links if name in self._dangling or _is_array(file, name)]
         except _BROKEN as error:
             raise DataError(
                 f'data.path: "{path}" is not a whole HDF5 file ({error}); write it with h5py, or copy it again'
@@ -45,6 +48,9 @@ class Hdf5File:
 
     def _read(self, name: str) -> Array:
         where = f'{self.noun} "{name}"'
+        if name in self._dangling:
+            what = f"is a link to nothing ({self._dangling[name]})"
+            raise problem(self._path, where, what, "restore what it links to, or name another array")
         try:
             with h5py.File(self._path, "r", locking=False) as file:
                 dataset = file[name]
@@ -65,3 +71,19 @@ class Hdf5File:
             return None
         sources = {source.file_name for source in dataset.virtual_sources()} - {"."}
         return next((name for name in sorted(sources) if not (self._path.parent / name).exists()), None)
+
+
+def _is_array(file: h5py.File, name: str) -> bool:
+    return file.get(name, getclass=True) is h5py.Dataset
+
+
+def _dangling_target(file: h5py.File, name: str, link: object) -> str:
+    """Say where a link by path leads that leads nowhere, or round in a circle; empty for all others."""
+    if not isinstance(link, h5py.SoftLink | h5py.ExternalLink):
+        return ""
+    try:
+        _is_array(file, name)
+    except _BROKEN:
+        beyond = f' in the file "{link.filename}"' if isinstance(link, h5py.ExternalLink) else ""
+        return f'to "{link.path}"{beyond}'
+    return ""

@@ -2,14 +2,19 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mpitrain.data.problems import Array, position_of
+from mpitrain.data.problems import Array, position_of, repeated
 from mpitrain.data.table import Table
 
 Codes = npt.NDArray[np.int64]
+
+_MANY = 1000
+_SPARSE = 10
+"""More classes than the first, and so many times more than labels: these are no numbers of classes."""
 
 
 @dataclass(frozen=True)
@@ -80,6 +85,8 @@ def read_labels(table: Table, name: str, rows: int, x: str) -> Labels:
         what = f"{table.place(row)}: expected {classes}, got {array[row]} ({wrong.sum()} of {rows} values)"
         remedy = "name every class" if names and values[row] >= len(names) else "number the classes from 0"
         raise table.fail(name, what, f'{remedy}, or set model.task = "forecast"')
+    if not names:
+        _refuse_sparse(table, name, array)
     return Labels(array.astype(np.int64), names)
 
 
@@ -92,7 +99,7 @@ def read_groups(table: Table, name: str, key: str, rows: int, x: str) -> Groups:
         place = _first_not_whole(array)
         where = f", {table.place(place)}: got {array[place]}" if place is not None else ""
         what = f"expected an integer or a text a row, got dtype {array.dtype}, shape {array.shape}{where}"
-        raise table.fail(name, what, f"name another data.{key}")
+        raise table.fail(name, what, f"write 64-bit integers or texts, or name another data.{key}")
     table.check_rows(name, len(array), x, rows)
     if array.dtype.kind == "U":
         _refuse_blank(table, name, array)
@@ -121,7 +128,27 @@ def _group_names(table: Table, name: str, key: str, numbers: list[int]) -> list[
     if strays:
         what = f'expected a name for each code of "{name}", got {len(array)} names and code {strays[0]}'
         raise table.fail(sibling, what, "name every group, or leave the array out")
-    return [str(array[number]) for number in numbers]
+    names = [str(array[number]) for number in numbers]
+    twice = repeated(names)
+    if twice is not None:
+        what = f'expected one code a name of "{name}", got several for "{twice}"'
+        raise table.fail(sibling, what, "name every group once, or give its rows the same code")
+    return names
+
+
+def _refuse_sparse(table: Table, name: str, array: npt.NDArray[Any]) -> None:
+    """Refuse whole numbers that can be no classes, such as times; int64 holds all others."""
+    if not len(array) or array.max() < _MANY:
+        return
+    labels = len(np.unique(array))
+    large = np.flatnonzero(array >= max(_MANY, _SPARSE * labels))
+    if len(large):
+        what = (
+            f"{table.place(large[0])}: expected a class 0, 1, …, got {array[large[0]]} "
+            f"({labels} different labels in {len(array)} rows)"
+        )
+        remedy = 'number the classes from 0 without gaps, write them as text, or set model.task = "forecast"'
+        raise table.fail(name, what, remedy)
 
 
 def _refuse_blank(table: Table, name: str, texts: Array) -> None:
@@ -132,8 +159,8 @@ def _refuse_blank(table: Table, name: str, texts: Array) -> None:
 
 
 def _first_not_whole(array: Array) -> int | None:
-    """Row of the first value of a float array that is no integer."""
+    """Row of the first value of a float array that is no integer of 64 bits."""
     if array.ndim != 1 or array.dtype.kind != "f":
         return None
-    odd = np.flatnonzero(~(np.floor(array) == array))
+    odd = np.flatnonzero(~((np.floor(array) == array) & (abs(array) < 2.0**63)))
     return int(odd[0]) if len(odd) else None

@@ -2,6 +2,7 @@
 
 import difflib
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -20,10 +21,37 @@ def problem(path: object, where: str, what: str, remedy: str) -> DataError:
     return DataError(f'data: "{path}"{place}: {what}; {remedy}')
 
 
+def stamp_of(path: Path) -> tuple[int, int]:
+    """Note the size and the time of a file; raises DataError where it is none (a folder, a pipe) or may not be read."""
+    try:
+        if path.is_file():
+            with path.open("rb"):
+                status = path.stat()
+            return status.st_size, status.st_mtime_ns
+    except OSError as error:
+        raise DataError(
+            f'data.path: "{path}" cannot be read ({error.strerror}); make it readable for the ranks\' user'
+        ) from None
+    raise DataError(
+        f'data.path: there is no file "{path}" (looked from {Path.cwd()}); '
+        "set data.path to a file that this machine can see"
+    )
+
+
 def shown(names: Sequence[str]) -> str:
     """List names, the first of them where there are many."""
     extra = [] if len(names) <= _SHOWN else [f"… {len(names) - _SHOWN} more"]
     return str([*names[:_SHOWN], *extra])
+
+
+def repeated(names: Sequence[str]) -> str | None:
+    """Find the first name that occurs again, if any does."""
+    seen: set[str] = set()
+    for name in names:
+        if name in seen:
+            return name
+        seen.add(name)
+    return None
 
 
 def nearest(name: str, names: Sequence[str]) -> str | None:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpitrain.arrays import Floats
-from mpitrain.data.problems import Array, nearest, problem, shown
+from mpitrain.data.problems import Array, nearest, problem, repeated, shown, stamp_of
 from mpitrain.data.readers import open_reader
 from mpitrain.errors import DataError
 
@@ -37,10 +37,10 @@ class Table:
     def __init__(self, path: str) -> None:
         self.path = Path(path).expanduser()
         self._ahead: dict[str, Array] = {}
-        self._stamp = self._look()
+        self._stamp = stamp_of(self.path)
         self._reader = open_reader(self.path)
         self._check_unchanged()
-        twice = next((name for name in self._reader.names if name and self._reader.names.count(name) > 1), None)
+        twice = repeated([name for name in self._reader.names if name])
         if twice is not None:
             raise self.fail(twice, "expected one of this name, got several", "rename all but one")
 
@@ -133,25 +133,9 @@ class Table:
         finally:
             self._check_unchanged()
 
-    def _look(self) -> tuple[int, int]:
-        """Note the size and the time of the file, and that it may be read."""
-        try:
-            if self.path.is_file():
-                with self.path.open("rb"):
-                    status = self.path.stat()
-                return status.st_size, status.st_mtime_ns
-        except OSError as error:
-            raise DataError(
-                f'data.path: "{self.path}" cannot be read ({error.strerror}); make it readable for the ranks\' user'
-            ) from None
-        raise DataError(
-            f'data.path: there is no file "{self.path}" (looked from {Path.cwd()}); '
-            "set data.path to a file that this machine can see"
-        )
-
     def _check_unchanged(self) -> None:
         """Refuse a file that somebody writes to: its rows may be of two versions."""
-        now = self._look()
+        now = stamp_of(self.path)
         if now != self._stamp:
             what = f"changed while it was read (from {self._stamp[0]} to {now[0]} bytes, or only in time)"
             raise problem(self.path, "", what, "start again when nothing writes to it any more")

@@ -8,6 +8,7 @@ import codecs
 import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,7 @@ import numpy.typing as npt
 from mpitrain.arrays import Ints
 from mpitrain.config.schema import DataConfig
 from mpitrain.data.dataset import NO_TARGET, Dataset, Samples, Split, find_held
+from mpitrain.data.problems import stamp_of
 from mpitrain.errors import DataError
 from mpitrain.partition import bounds, split_sizes
 
@@ -47,7 +49,7 @@ def open_text(config: DataConfig) -> Dataset:
     DataError
         The file is missing, not UTF-8, or too short for its sections or its test part.
     """
-    text = scan(config.path)
+    text = scan(str(Path(config.path).expanduser()) if config.path else "")
     window = config.window
     num_test = round(text.size * config.test_fraction)
     train = _train_windows(text, text.size - num_test, config)
@@ -249,6 +251,7 @@ def _pieces(path: str) -> Iterator[bytes]:
         yield "".join(topics[name] for name in sorted(topics)).encode()
         yield b""
         return
+    stamp_of(Path(path))
     try:
         with open(path, "rb") as file:
             while piece := file.read(PIECE_BYTES):

@@ -145,6 +145,15 @@ def test_text_may_begin_after_many_rows_of_numbers(tmp_path, monkeypatch):
         table.read_numbers("id", "x", 1)
 
 
+def test_a_wrong_field_after_many_rows_is_told_with_its_place(tmp_path, monkeypatch):
+    monkeypatch.setattr(csv_file, "_CHUNK", 3)
+    path = tmp_path / "late.csv"
+    path.write_text(edited(9, "\0,1,0"))
+    refused(path, ['column "rate": row 7 (line 9)', "a NUL character"], x="rate")
+    path.write_text(edited(9, f"7,1,{10**19}"))
+    refused(path, ['column "session"', "row 7 (line 9): got 1e+19"], x="rate")
+
+
 def test_quoted_fields_may_hold_delimiters_and_lines(tmp_path):
     path = tmp_path / "quoted.csv"
     path.write_text('"rate, kbit/s";app\n1;"Net;\nflix"\n2;x\n\n\n')
@@ -195,13 +204,35 @@ BAD_CSV = {
         'column "rate"',
         "row 7 (line 9): expected a finite float32, got nan (1 of 24",
     ),
+    "tab for a number": (edited(9, "\t,1,0"), 'column "rate"', "row 7 (line 9): expected a finite float32, got nan"),
+    "spaces for a label": (edited(9, '7," ",0'), 'column "app"', "row 7 (line 9): expected a finite float32, got nan"),
+    "spaces for a group": (edited(9, "7,1,\t "), 'column "session"', "row 7 (line 9): got nan"),
+    "zeros in a number": (
+        edited(9, "7\0,1,0"),
+        'column "rate"',
+        r"row 7 (line 9): expected a number or a text, got '7\x00' (a NUL",
+    ),
+    "zeros for a text": (edited(9, "7,1,\0\0"), 'column "session"', "row 7 (line 9)", "(a NUL character)"),
+    "group beyond 64 bits": (
+        edited(9, f"7,1,{2**63}"),
+        'column "session"',
+        "row 7 (line 9): got 9.22337203685477",
+        "64-bit integers or texts",
+    ),
     "infinite number": (edited(9, "-inf,1,0"), 'column "rate"', "row 7 (line 9)", "got -inf"),
     "missing label": (edited(9, "7,,0"), 'column "app"', "row 7 (line 9): expected a finite float32, got nan"),
+    "label beyond 64 bits": (
+        edited(9, f"7,{10**19},0"),
+        'column "app"',
+        "row 7 (line 9): expected a class 0, 1, …, got 1e+19 (3 different labels in 24 rows)",
+        "model.task",
+    ),
     "missing text label": (edited(9, "7,,0").replace(",0,", ",a,"), 'column "app"', "row 7 (line 9): expected a text"),
     "missing group": (edited(9, "7,1,"), 'column "session"', "row 7 (line 9): got nan", "data.group"),
     "open quote": (edited(9, '7,"1,0'), "line 9: not CSV (unexpected end of data)", "quotes"),
     "garbage after a quote": (edited(9, '7,"1"1,0'), "line 9: not CSV", "quotes"),
-    "endless line": ("x" * 200_000, "line 1: not CSV (field larger than field limit (131072))"),
+    "endless line": ("x" * 200_000, "line 1: a field has more than 131072 characters", "shorten the text"),
+    "endless field": (edited(9, f"7,1,{'x' * 131073}"), "line 9: a field has more than 131072 characters"),
     "other encoding": (edited(9, "7,é,0").encode("latin-1"), "line 9: byte 61: expected UTF-8 text, got 0xe9", "UTF-8"),
     "UTF-16": (GOOD.encode("utf-16"), "line 1: byte 0: expected UTF-8 text, got 0xff", "save the file"),
 }
@@ -248,6 +279,21 @@ BAD_H5 = {
         'array "app"',
         "row 6: expected a class 0 to 0 as the file names 1, got 1 (12 of 24 values)",
     ),
+    "label beyond int64": (
+        lambda _: {"app": np.array([1] * 23 + [2**64 - 1], np.uint64)},
+        {},
+        f"row 23: expected a class 0, 1, …, got {2**64 - 1} (2 different labels in 24 rows)",
+    ),
+    "link to nothing": (
+        lambda _: {"lost": h5py.SoftLink("/gone")},
+        {"x": "lost"},
+        'array "lost": is a link to nothing (to "/gone")',
+    ),
+    "link to a lost file": (
+        lambda _: {"lost": h5py.ExternalLink("lost.h5", "/snr")},
+        {"y": "lost"},
+        'array "lost": is a link to nothing (to "/snr" in the file "lost.h5")',
+    ),
     "values in a lost file": (
         lambda folder: {"radio/snr": virtual(folder)},
         {},
@@ -287,6 +333,12 @@ def test_a_wrong_hdf5_file_is_told_with_place_and_remedy(tmp_path, case):
     path = tmp_path / "bad data.h5"
     write_radio(path, make(tmp_path))
     refused(path, fragments, **(RADIO | settings))
+
+
+def test_links_to_nothing_beside_the_arrays_do_no_harm(tmp_path):
+    links = {"gone": h5py.SoftLink("/x/y"), "radio/loop": h5py.SoftLink("/radio/loop"), "app2": h5py.SoftLink("/app")}
+    write_radio(tmp_path / "links.h5", links | {"other": h5py.ExternalLink("lost.h5", "/x")})
+    assert opened(tmp_path / "links.h5", **RADIO | {"y": "app2"}).class_names == ["0", "1"]
 
 
 def test_a_damaged_hdf5_file_is_refused(tmp_path):

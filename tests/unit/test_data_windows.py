@@ -63,6 +63,14 @@ def test_windows_stay_within_runs_and_are_ordered_by_group(tmp_path):
     assert train.y.tolist() == [row % 3 for row in first_rows(train)]
 
 
+def test_classes_may_have_gaps(tmp_path):
+    """Up to 999 whatever the labels, and beyond it in proportion to them."""
+    assert opened(write(tmp_path, y=np.full(ROWS, 999))).num_outputs == 1000
+    x, site = np.zeros((400, 2)), np.arange(400) // 40
+    path = write(tmp_path, x=x, y=np.arange(400) * 10, site=site, site_names=None)
+    assert opened(path, test_groups=[0]).num_outputs == 396 * 10 + 1
+
+
 def test_stride_below_the_window_overlaps_and_shares_rows(tmp_path):
     dataset = opened(write(tmp_path), stride=2)
     assert first_rows(dataset.train(np.arange(9))) == [0, 2, 4, 6, 18, 20, 10, 12, 14]
@@ -195,6 +203,14 @@ WRONG = {
     "NaN in y": (with_value("y", 6, np.nan), {}, 'array "y"', "row 6: expected a finite float32, got nan"),
     "fractional label": (with_value("y", 9, 1.5), {}, 'array "y"', "row 9: expected a class 0, 1, …, got 1.5", "task"),
     "negative label": (with_value("y", 8, -1), {}, 'array "y"', "row 8", "got -1.0 (1 of 40 values)", "from 0"),
+    "times for labels": (
+        {"y": 1_700_000_000 + np.arange(ROWS) // 2},
+        {},
+        'array "y"',
+        "row 0: expected a class 0, 1, …, got 1700000000 (20 different labels in 40 rows)",
+        'as text, or set model.task = "forecast"',
+    ),
+    "one class far off": (with_value("y", 6, 1000), {}, "row 6: expected a class 0, 1, …, got 1000.0 (4 different"),
     "unknown test group": ({}, {"test_groups": ["wets"]}, "data.test_groups", "north", 'did you mean "west"?'),
     "unknown test number": ({}, {"test_groups": [9]}, 'data.test_groups: there is no "9" among'),
     "unknown active column": ({}, {"active": ["rat"]}, "data.active", "['rate', 'delay']", 'did you mean "rate"?'),
@@ -214,6 +230,22 @@ WRONG = {
     "broken groups": ({"site": np.arange(ROWS) / 2}, {}, "got dtype float64", "row 1: got 0.5"),
     "too few group names": ({"site_names": np.array(["a"])}, {}, 'array "site_names"', "got 1 names and code 1"),
     "too few column names": ({"columns": np.array(["a"])}, {}, 'array "columns"', "expected 2 names"),
+    "same column name twice": (
+        {"columns": np.array(["rate", "rate"])},
+        {},
+        'array "columns": expected one column "rate", got several',
+        "once",
+    ),
+    "same column twice": (
+        {"a": np.zeros(ROWS)},
+        {"x": "a, y, a"},
+        'array "a": expected one column "a", got several',
+    ),
+    "same group name twice": (
+        {"site_names": np.array(["a", "a", "west"])},
+        {},
+        'array "site_names": expected one code a name of "site", got several for "a"',
+    ),
     "too few class names": (
         {"y_names": np.array(["a", "b"])},
         {},
