@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpitrain.arrays import Floats
+from mpitrain.arrays import Floats, Ints
 from mpitrain.config.flags import COMPARISONS, Flag, parse_flag
 from mpitrain.config.schema import DataConfig, Task
 from mpitrain.data.problems import Array, position_of, repeated
@@ -28,8 +28,8 @@ def split_names(x: str) -> list[str]:
     return [part.strip() for part in x.split(",") if part.strip()] or [x]
 
 
-def read_columns(table: Table, config: DataConfig, task: Task) -> tuple[list[str], Floats]:
-    """Read the input columns as the model sees them: flags compared, NaN refused or zero, logarithms taken.
+def read_columns(table: Table, config: DataConfig) -> tuple[list[str], Floats]:
+    """Read the input columns: flags compared, NaN refused or zero, no logarithms taken yet.
 
     Returns
     -------
@@ -46,16 +46,19 @@ def read_columns(table: Table, config: DataConfig, task: Task) -> tuple[list[str
         raise table.fail("columns" if raw[0].in_matrix else twice, what, "name every column of data.x once")
     columns = _with_flags(raw, flags, config.path)
     names = [column.name for column in columns]
-    x = _to_matrix(table, columns, missing_zero=config.missing == "zero")
+    return names, _to_matrix(table, columns, missing_zero=config.missing == "zero")
+
+
+def take_logarithms(names: list[str], x: Floats, config: DataConfig, task: Task) -> None:
+    """Replace the columns of ``data.log1p`` in ``x``; raises DataError where there is no such column."""
     targets = {config.y} - set(names) if task == "forecast" else set()
     wanted = [name for name in config.log1p if name not in targets]
     if "*" in wanted:
-        texts = {flag.text for flag in flags}
+        texts = {parse_flag(text).text for text in config.flags}
         wanted = [name for name in names if name not in texts]
     for name in wanted:
         column = position_of(name, names, "log1p", config.path)
         x[:, column] = signed_log1p(x[:, column])
-    return names, x
 
 
 def kept_columns(names: list[str], config: DataConfig) -> list[int]:
@@ -67,7 +70,7 @@ def kept_columns(names: list[str], config: DataConfig) -> list[int]:
     return kept
 
 
-def signed_log1p(values: Floats) -> Floats:
+def signed_log1p(values: Floats | Ints) -> Floats:
     """Compute sign(v) ln(1 + abs(v))."""
     out: Floats = np.sign(values) * np.log1p(np.abs(values))
     return out

@@ -147,7 +147,7 @@ class Dataset:
     vocabulary : int
         V, where the inputs are tokens 0 to V - 1; otherwise 0.
     content : str
-        Hash of what every rank must have read alike; empty where that shows in the other attributes.
+        Hash of what every rank, and a resumed run, must have read alike; empty where the configuration says it all.
     samples_read : int
         Samples that this rank has loaded so far.
     """

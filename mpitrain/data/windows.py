@@ -1,5 +1,8 @@
 """Windows of consecutive rows from a file."""
 
+import hashlib
+import json
+from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
@@ -7,7 +10,7 @@ import numpy.typing as npt
 
 from mpitrain.arrays import Floats, Ints
 from mpitrain.config.schema import DataConfig, Task
-from mpitrain.data.columns import kept_columns, read_columns, signed_log1p, split_names
+from mpitrain.data.columns import kept_columns, read_columns, signed_log1p, split_names, take_logarithms
 from mpitrain.data.dataset import Block, Dataset, Split
 from mpitrain.data.labels import Groups, read_groups, read_labels
 from mpitrain.data.problems import position_of
@@ -35,17 +38,21 @@ def open_windows(config: DataConfig, task: Task) -> Dataset:
     """
     table, parts = Table(config.path), split_names(config.x)
     with table.reading_ahead([*parts, config.y, config.group, config.station]):
-        names, x = read_columns(table, config, task)
+        names, x = read_columns(table, config)
         groups = read_groups(table, config.group, "group", len(x), parts[0])
         stations = read_groups(table, config.station, "station", len(x), parts[0]) if config.station else groups
         target, class_names = _read_target(table, config, task, len(x))
     kept = kept_columns(names, config)
+    used = sorted({*kept, *_active_columns(names, config)})
+    said = [[names[column] for column in used], class_names, groups.names, stations.names]
+    content = _hash(said, [*(x[:, column] for column in used), target, groups.codes, stations.codes])
+    take_logarithms(names, x, config, task)
     starts = _usable_starts(x, names, groups, config, task)
     train, test = _split(starts, groups, stations, config)
     present, sizes = np.unique(stations.codes[train], return_counts=True)
     classes = 1 + int(target[starts].max()) if task == "classify" else 0
     return Dataset(
-        source=WindowSource(table, config, task, {"train": train, "test": test}, target),
+        source=WindowSource(table, config, task, {"train": train, "test": test}, _to_target(target, config, task)),
         task=task,
         input_shape=(config.window, len(kept)),
         num_outputs=classes or config.horizon,
@@ -54,7 +61,19 @@ def open_windows(config: DataConfig, task: Task) -> Dataset:
         group_names=[stations.names[position] for position in present],
         train_group_sizes=[int(size) for size in sizes],
         num_test=len(test),
+        content=content,
     )
+
+
+def _hash(names: Sequence[list[str]], columns: Sequence[Floats | Ints]) -> str:
+    """Hash what training uses of a table, with SHA-256: all names, and (rows,) columns of float32 or int64.
+
+    That is before logarithms, which other machines round otherwise: ranks that read the same file must agree.
+    """
+    digest = hashlib.sha256(json.dumps([names, [len(column) for column in columns]]).encode())
+    for column in columns:
+        digest.update(np.ascontiguousarray(column, "<f4" if column.dtype.kind == "f" else "<i8").data)
+    return digest.hexdigest()
 
 
 def _usable_starts(x: Floats, names: list[str], groups: Groups, config: DataConfig, task: Task) -> _Starts:
@@ -106,7 +125,8 @@ class WindowSource:
         window = self._config.window
         first = self._starts[split][indices]
         with self._table.reading_ahead(split_names(self._config.x)):
-            names, x = read_columns(self._table, self._config, self._task)
+            names, x = read_columns(self._table, self._config)
+        take_logarithms(names, x, self._config, self._task)
         keep = np.zeros(len(x), np.bool_)
         keep[(first[:, None] + np.arange(window)).ravel()] = True
         moved = np.cumsum(keep) - 1
@@ -118,13 +138,18 @@ class WindowSource:
 
 
 def _read_target(table: Table, config: DataConfig, task: Task, rows: int) -> tuple[Floats | Ints, list[str]]:
-    """Read the target of each row, and the names of its classes."""
+    """Read the target of each row, without its logarithm, and the names of its classes."""
     if task == "classify":
         labels = read_labels(table, config.y, rows, split_names(config.x)[0])
         return labels.codes, labels.names
     values = table.to_finite(config.y, table.read_numbers(config.y, "y", 1))
     table.check_rows(config.y, len(values), split_names(config.x)[0], rows)
-    return signed_log1p(values) if {config.y, "*"} & set(config.log1p) else values, []
+    return values, []
+
+
+def _to_target(values: Floats | Ints, config: DataConfig, task: Task) -> Floats | Ints:
+    """Take the logarithm of what is to be forecast, where ``data.log1p`` names it."""
+    return signed_log1p(values) if task == "forecast" and {config.y, "*"} & set(config.log1p) else values
 
 
 def _split(starts: _Starts, groups: Groups, stations: Groups, config: DataConfig) -> tuple[_Starts, _Starts]:
@@ -146,10 +171,14 @@ def _is_active(x: Floats, starts: _Starts, names: list[str], config: DataConfig)
     """Tell which windows have a row with any of the active columns above zero."""
     if not config.active:
         return np.ones(len(starts), np.bool_)
-    columns = [position_of(name, names, "active", config.path) for name in config.active]
+    columns = _active_columns(names, config)
     before = np.concatenate([[0], np.cumsum((x[:, columns] > 0).any(axis=1))])
     active: npt.NDArray[np.bool_] = before[starts + config.window] > before[starts]
     return active
+
+
+def _active_columns(names: list[str], config: DataConfig) -> list[int]:
+    return [position_of(name, names, "active", config.path) for name in config.active]
 
 
 def _run_edges(codes: Ints) -> _Starts:

@@ -102,6 +102,13 @@ def test_every_format_gives_the_same_windows(tmp_path, name):
         opened(folder / name, missing="refuse")
 
 
+def test_every_format_has_the_same_content(tmp_path):
+    """So that ranks may read copies of other kinds, and a run may be resumed from one."""
+    for name, writer in WRITERS.items():
+        writer(tmp_path / name)
+    assert len({opened(tmp_path / name).content for name in WRITERS}) == 1
+
+
 def test_arrays_at_any_path_and_names_beside_them(tmp_path):
     path = tmp_path / "deep.h5"
     with h5py.File(path, "w") as file:

@@ -131,6 +131,48 @@ def test_log1p_of_all_columns_includes_the_forecast(tmp_path):
         assert dataset.train(np.array([0])).x[0, 1, 0] == pytest.approx(np.log(3))
 
 
+def changed(name, place, value):
+    return {name: np.concatenate([arrays()[name][:place], [value], arrays()[name][place + 1 :]])}
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        changed("x", 17, [34, 35.5]),
+        changed("x", 17, [35, 34]),
+        changed("y", 17, 0),
+        changed("site", 17, 0),
+        changed("columns", 1, "loss"),
+        changed("site_names", 0, "east"),
+        {"y_names": ["a", "b", "c"]},
+        {"cell": np.zeros(ROWS, int)},
+    ],
+    ids=["a value", "two values swapped", "a label", "a group", "a column", "a group's name", "classes", "a station"],
+)
+def test_another_table_has_another_content(tmp_path, changes):
+    """Even where its windows are as many, and all that is counted is the same."""
+    base = {"cell": arrays()["site"].copy()}
+    first = opened(write(tmp_path, **base), station="cell", stride=4).content
+    assert len(first) == 64
+    assert opened(write(tmp_path, **base, unused=np.zeros(3)), station="cell", stride=4).content == first
+    assert opened(write(tmp_path, **base | changes), station="cell", stride=4).content != first
+
+
+def test_content_is_of_the_columns_that_are_used_as_the_file_has_them(tmp_path):
+    """A column dropped may differ, unless it says which windows are active; logarithms round on each machine."""
+    path = write(tmp_path)
+    first = opened(path, drop=["delay"]).content
+    active = opened(path, drop=["delay"], active=["delay"]).content
+    write(tmp_path, **changed("x", 17, [34, 35.5]))
+    assert opened(path, drop=["delay"]).content == first
+    assert opened(path, drop=["delay"], log1p=["rate"]).content == first
+    assert opened(path, drop=["delay"], active=["delay"]).content != active
+    y = np.linspace(-1, 1, ROWS)
+    cases = [(y, ["y"]), (y, []), (y + 1, [])]
+    forecasts = [opened(write(tmp_path, y=y), "forecast", log1p=log1p).content for y, log1p in cases]
+    assert forecasts[0] == forecasts[1] != forecasts[2]
+
+
 def test_a_rank_keeps_only_its_own_rows(tmp_path):
     whole = opened(write(tmp_path))
     part = open_dataset(config(tmp_path / "my data.npz"), "classify", 0)
