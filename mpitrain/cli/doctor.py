@@ -31,8 +31,9 @@ from mpitrain.comm.machine import (
     shared_memory_findings,
 )
 from mpitrain.comm.threads import blas_threads
-from mpitrain.config.load import load_config
+from mpitrain.config.load import Resolved, load_config
 from mpitrain.config.schema import Config
+from mpitrain.config.validate import unread_keys
 from mpitrain.errors import ConfigError, ExitCode, LaunchError, count
 
 LAUNCH = "mpitrain.cli.launch"
@@ -90,7 +91,15 @@ def read_config(path: Path | None) -> tuple[Config, list[Finding]]:
     except ConfigError as error:
         return Config(), [Finding(Level.FAIL, str(error))]
     found = [Finding(Level.WARN, warning, "remove it") for warning in resolved.warnings()]
-    return resolved.config, [Finding(Level.OK, f"{path} is a valid configuration"), *found]
+    return resolved.config, [Finding(Level.OK, f"{path} is a valid configuration"), *found, *_data_findings(resolved)]
+
+
+def _data_findings(resolved: Resolved) -> list[Finding]:
+    """Look for the file of the data."""
+    path = resolved.config.data.path
+    if not path or "data.path" in unread_keys(resolved.config) or Path(path).expanduser().is_file():
+        return []
+    return [Finding(Level.FAIL, f'data.path: there is no file "{path}" here', "set data.path")]
 
 
 def _launch_findings(ranks: int, facts: dict[str, str], timeout_s: float) -> Iterator[Finding]:

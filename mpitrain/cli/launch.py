@@ -12,7 +12,7 @@ from types import FrameType
 
 from mpitrain.comm.machine import physical_cores
 from mpitrain.comm.runtime import Position, ensure_home, fail, library_name
-from mpitrain.comm.signals import ONCE, STOP_SIGNALS, StopRequest
+from mpitrain.comm.signals import ONCE, STOP_SIGNALS, TWICE, StopRequest
 from mpitrain.errors import ExitCode, LaunchError
 
 TRANSPORT = {"pml": "ob1", "btl": "self,sm,tcp"}
@@ -77,6 +77,7 @@ def supervise(command: list[str], stop: StopRequest) -> int:
     code = job.wait()
     code = code if code >= 0 else 128 - code
     if asked.count(signal.SIGINT) > 1:
+        print(TWICE, end="", file=sys.stderr, flush=True)
         return int(ExitCode.INTERRUPTED)
     if asked and code == 128 + signal.SIGUSR1:  # the ranks were not yet listening
         print("mpitrain: stopped before the first step; start again", file=sys.stderr, flush=True)
@@ -116,7 +117,8 @@ def mpirun(ranks: int, *, allow_root: bool, oversubscribe: bool) -> list[str]:
     )
     if missing:
         raise LaunchError(
-            f"launch: {ranks} ranks on {cores} cores as {_user()} need {' '.join(missing)}; add to launch"
+            f"launch: {ranks} ranks on {cores} cores{_user()} need more than Open MPI gives by itself; add "
+            f"{' '.join(missing)} to launch"
         )
     command = [program, "-n", str(ranks)]
     for name, value in TRANSPORT.items():
@@ -137,4 +139,4 @@ def _find(name: str, library: str) -> str:
 
 
 def _user() -> str:
-    return "root" if os.geteuid() == 0 else "a user"
+    return " as root" if os.geteuid() == 0 else ""

@@ -265,7 +265,7 @@ def bench_start(
 
 def with_resume_value(arguments: list[str]) -> list[str]:
     """Spell out what ``--resume`` without a value means: options of the parser always have one."""
-    following = [*arguments[1:], ""]
+    following = [*arguments, ""][1:]
     return [
         f"{word}={NEWEST}" if word == "--resume" and not re.fullmatch(RESUME_VALUES, after) else word
         for word, after in zip(arguments, following, strict=True)

@@ -76,8 +76,6 @@ def fail(error: BaseException, position: Position) -> NoReturn:
     it (a traceback with rank and step if it is a bug), which then aborts the job.
     """
     code = int(error.exit_code) if isinstance(error, MpitrainError) else int(ExitCode.INTERNAL)
-    if isinstance(error, KeyboardInterrupt):
-        code = int(ExitCode.INTERRUPTED)
     running = MPI.Is_initialized() and not MPI.Is_finalized()
     alone = not running or MPI.COMM_WORLD.Get_size() == 1
     rank = hinted_rank() if alone else MPI.COMM_WORLD.Get_rank()
@@ -87,9 +85,7 @@ def fail(error: BaseException, position: Position) -> NoReturn:
         finish()
         sys.exit(code)
     where = f"rank {rank}" + (f", step {position.step}" if position.step is not None else "")
-    if isinstance(error, KeyboardInterrupt):
-        text = f"mpitrain: {where}: interrupted, left without a checkpoint\n"
-    elif isinstance(error, MpitrainError):
+    if isinstance(error, MpitrainError):
         text = f"mpitrain: {where}: {error}\n"
     else:
         text = f"mpitrain: {where}: unexpected error\n{''.join(traceback.format_exception(error))}"

@@ -6,10 +6,13 @@ import sys
 import time
 from types import FrameType
 
+from mpitrain.errors import ExitCode
+
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP, signal.SIGINT)
 """What schedulers send before they kill, what a lost terminal sends, and Ctrl-C."""
 
 ONCE = "\nmpitrain: saving a checkpoint; Ctrl-C again ends at once, without\n"
+TWICE = "\nmpitrain: interrupted, left without a checkpoint\n"
 """For someone at a terminal."""
 
 
@@ -40,10 +43,14 @@ class StopRequest:
             signal.signal(number, self.note)
 
     def note(self, number: int, frame: FrameType | None = None) -> None:
-        """Take note of a signal; a second Ctrl-C is a KeyboardInterrupt, for someone who does not want to wait."""
+        """Take note of a signal; a second Ctrl-C ends the process at once, for someone who does not want to wait.
+
+        An exception would not do: one that is raised while Python clears up is dropped. The launcher ends the others.
+        """
         del frame
         if number == signal.SIGINT:
+            # Not print, which may be in the middle of another line.
+            os.write(sys.stderr.fileno(), (TWICE if self.reason else ONCE).encode())
             if self.reason:
-                raise KeyboardInterrupt
-            os.write(sys.stderr.fileno(), ONCE.encode())  # print may be in the middle of another line
+                os._exit(ExitCode.INTERRUPTED)
         self.reason = self.reason or signal.Signals(number).name

@@ -98,7 +98,8 @@ class DataConfig(Section, frozen=True, kw_only=True):
     log1p: tuple[str, ...] = ()
     """Columns, the values of a forecast among them, replaced by sign(v) ln(1 + abs(v)); "*" for all."""
     missing: Literal["refuse", "zero"] = "refuse"
-    """What becomes of NaN in ``x``; infinities are always refused."""
+    """What becomes of NaN (a blank) in ``x``: zero puts 0 in its place before any transform, which suits rates and
+    counts, not a power in dBm. Infinities are always refused."""
     standardize: bool = True
     """Shift and scale every column by its mean and standard deviation over the training windows."""
     clip: NonNegative = 0.0

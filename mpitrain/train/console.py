@@ -50,13 +50,13 @@ class Narrator:
         with contextlib.suppress(BrokenPipeError):
             print(f"mpitrain: rank {self._rank}: {text}", file=sys.stderr, flush=True)
 
-    def step(self, step: int, text: str) -> None:
-        """Tell how far the run is."""
+    def step(self, step: int, text: str, *, always: bool = False) -> None:
+        """Tell how far the run is; in lines, every so often, or ``always``."""
         if self._rank:
             return
         if self._has_bar:
             self._bar(step, text)
-        elif step % self._every == 0 or step in (1, self._steps):
+        elif always or step % self._every == 0 or step in (1, self._steps):
             self.say(f"step {step:>6}/{self._steps}  {text}")
 
     def _bar(self, step: int, text: str) -> None:

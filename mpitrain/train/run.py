@@ -18,7 +18,7 @@ from mpitrain.comm.runtime import Position
 from mpitrain.comm.signals import StopRequest
 from mpitrain.config.load import Resolved
 from mpitrain.config.schema import TrainConfig
-from mpitrain.errors import StoppedEarlyError
+from mpitrain.errors import DivergedError, StoppedEarlyError
 from mpitrain.partition import GridShape
 from mpitrain.train.build import build
 from mpitrain.train.console import Narrator
@@ -216,7 +216,20 @@ def _run(session: Session, begin: float) -> Row:
         if stop and not last and not ended:
             _stop_early(session)
     session.faults.at_end()
-    return _finish(session, result or evaluate(session.parts), ended, throughput, wall_s=time.perf_counter() - started)
+    result = result or evaluate(session.parts)
+    if not math.isfinite(result.loss):
+        raise _diverged(result)
+    return _finish(session, result, ended, throughput, wall_s=time.perf_counter() - started)
+
+
+def _diverged(result: Score) -> DivergedError:
+    """Build the same error on all ranks, which share the score."""
+    error = DivergedError(
+        f"the test loss is {result.loss} after the last step; lower optim.lr, lengthen optim.warmup_steps, or set "
+        "train.clip_norm"
+    )
+    error.agreed = True
+    return error
 
 
 def _tell(session: Session, row: Row, result: Score | None) -> None:
@@ -227,7 +240,8 @@ def _tell(session: Session, row: Row, result: Score | None) -> None:
             session.narrator.say(f"warning   step {session.loop.counters.step}: the test loss is {result.loss}")
     if session.writes:
         session.folder.append(row)
-    session.narrator.step(session.loop.counters.step, progress_line(session.parts, row, result))
+    text = progress_line(session.parts, row, result)
+    session.narrator.step(session.loop.counters.step, text, always=result is not None)
 
 
 def _stop_early(session: Session) -> None:

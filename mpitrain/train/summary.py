@@ -19,6 +19,9 @@ from mpitrain.train.runfolder import Row
 
 MB = 1e6
 
+SAME = 1.05
+"""Ratio up to which two numbers of bytes are called the same: headers weigh that much in small messages."""
+
 WARM_UP_STEPS = 5
 """First steps of a start that throughput leaves out: caches fill, connections open."""
 
@@ -97,7 +100,9 @@ def progress_line(parts: Parts, row: Row, result: Score | None) -> str:
     share = {name: float(str(row[f"{name}_s"])) / seconds for name in ("compute", "encode", "decode", "wait")}
     text = f"loss {row['loss']:.4f}  {float(str(row['samples'])) / seconds:,.0f} samples/s"
     if baseline and parts.config.exchange.collective != "native":
-        text += f"  sent {sent / MB:.3f} MB ({baseline / parts.grid.data.size / max(sent, 1):.1f}x less than float32)"
+        ratio = baseline / parts.grid.data.size / max(sent, 1)
+        less = f"{ratio:.1f}x less than" if ratio > SAME else "as much as"
+        text += f"  sent {sent / MB:.3f} MB ({less} float32)"
     text += "  " + " ".join(f"{name} {value:.0%}" for name, value in share.items())
     return text + (f"  test {result.name} {result.metric:.4f}" if result else "")
 

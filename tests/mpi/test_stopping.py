@@ -11,7 +11,7 @@ from mpitrain.comm.agreement import NumberGather
 from mpitrain.comm.grid import Axis
 from mpitrain.comm.machine import shared_memory_findings
 from mpitrain.config.load import resolve
-from mpitrain.errors import StoppedEarlyError
+from mpitrain.errors import DivergedError, StoppedEarlyError
 from mpitrain.train.evaluate import score
 from mpitrain.train.run import train
 from tests.mpi.test_train import MLP
@@ -61,6 +61,14 @@ def test_time_limit(world, folder):
         run(world, folder / "run", ["run.time_limit_s=5"])
     assert caught.value.agreed
     assert (folder / "run" / "checkpoints" / "step-00000001").exists()
+
+
+def test_a_run_that_ends_in_nan_has_diverged(world, folder):
+    """Few steps are not enough for train.max_skips, but a model without a finite loss is no result."""
+    with pytest.raises(DivergedError, match="test loss is (nan|inf) after the last step") as caught:
+        run(world, folder / "run", ["train.steps=3", "optim.lr=1e30", "optim.kind=sgd", "train.clip_norm=0"])
+    assert caught.value.agreed
+    assert not (folder / "run" / "summary.json").exists()
 
 
 def test_scarce_shared_memory_is_told_before_training(world, folder, monkeypatch, capfd):

@@ -84,7 +84,7 @@ def test_launcher_refuses_with_the_flags_to_add(tmp_path):
     assert result.returncode == ExitCode.MPI
     wanted = "--allow-root --oversubscribe" if os.geteuid() == 0 else "--oversubscribe"
     assert len(messages(result)) == 1
-    assert f"need {wanted}; add to launch" in result.stderr
+    assert f"add {wanted} to launch" in result.stderr
     assert result.stdout == ""
 
 

@@ -171,7 +171,7 @@ def test_interrupted_twice(tmp_path):
         job.process.send_signal(signal.SIGINT)
         result = job.end()
     assert result.returncode == ExitCode.INTERRUPTED, result.stderr
-    assert messages(result) == ["mpitrain: rank 0, step 5: interrupted, left without a checkpoint"]
+    assert messages(result) == ["mpitrain: interrupted, left without a checkpoint"]
     assert not (run / "checkpoints").exists()
 
 

@@ -542,3 +542,13 @@ def test_the_configuration_is_judged(tmp_path):
     assert levels(found) == [OK, WARN]
     path.write_text("[trian]\n")
     assert levels(doctor.read_config(path)[1]) == [FAIL]
+
+
+def test_data_that_are_not_here(tmp_path):
+    config = tmp_path / "my.toml"
+    config.write_text(f'[data]\nkind = "windows"\npath = "{tmp_path}/my.csv"\n')
+    found = doctor.read_config(config)[1]
+    assert [finding.level for finding in found] == [Level.OK, Level.FAIL]
+    assert f'there is no file "{tmp_path}/my.csv" here; set data.path' in str(found[1])
+    (tmp_path / "my.csv").touch()
+    assert [finding.level for finding in doctor.read_config(config)[1]] == [Level.OK]

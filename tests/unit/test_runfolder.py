@@ -5,6 +5,7 @@ import math
 
 import pytest
 
+from mpitrain.cli.main import with_resume_value
 from mpitrain.comm.fault import FaultHook
 from mpitrain.comm.signals import StopRequest
 from mpitrain.config.load import resolve
@@ -86,6 +87,22 @@ def test_a_run_whose_checkpoints_are_gone_is_not_begun_anew(tmp_path, steps, sum
 def test_patience(losses, ended):
     progress, config = Progress(), TrainConfig(patience=2)
     assert [progress.ended_by(Score(loss, 0.5, "accuracy"), config) for loss in losses] == ended
+
+
+@pytest.mark.parametrize(
+    ("words", "spelled"),
+    [
+        ([], []),
+        (["train", "a", "--resume"], ["train", "a", "--resume=newest"]),
+        (["train", "--resume", "a"], ["train", "--resume=newest", "a"]),
+        (["train", "--resume", "100", "a"], ["train", "--resume", "100", "a"]),
+        (["train", "--resume", "auto", "a"], ["train", "--resume", "auto", "a"]),
+        (["train", "--resume", "--overwrite"], ["train", "--resume=newest", "--overwrite"]),
+        (["train", "--resume=7"], ["train", "--resume=7"]),
+    ],
+)
+def test_resume_without_a_value_means_the_newest(words, spelled):
+    assert with_resume_value(words) == spelled
 
 
 @pytest.mark.parametrize(
