@@ -86,7 +86,7 @@ class Loader:
         chosen = self._pick(steps, step)
         record, meta, damage = self._open(chosen)
         if record is None:
-            _refuse(f"{_first(damage)}; score another step with --step, of {_listed(steps)}")
+            _refuse(f"{_first(damage)}; {_other_steps(steps, chosen)}")
         folder = step_folder(self.root, chosen)
         agree(self.axis, lambda: _read_tensors(folder, record, tensors), timeout_s=self.timeout_s)
         return {**meta, "step": record.step, "ranks": record.ranks}
@@ -161,6 +161,11 @@ def _refuse(message: str) -> NoReturn:
 
 def _first(damage: list[str]) -> str:
     return damage[0] + (f" (and {len(damage) - 1} other ranks met damage)" if len(damage) > 1 else "")
+
+
+def _other_steps(steps: list[int], damaged: int) -> str:
+    others = [step for step in steps if step != damaged]
+    return f"score one of {_listed(others)} with --step" if others else "there is no other step"
 
 
 def _remedy(steps: list[int], damaged: int) -> str:

@@ -82,7 +82,7 @@ def build(config: Config, grid: ProcessGrid, learned: Learned | None = None) -> 
     dataset, sampler, test_part = agree(grid.world, lambda: _open_data(config, grid.data))
     names: list[object] = [dataset.feature_names, dataset.class_names, dataset.content]
     shape = [dataset.train_group_sizes, dataset.num_test, *names]
-    same_everywhere(grid.world, shape, "the data sets (training groups, test samples, features, classes, text)")
+    same_everywhere(grid.world, shape, "the data sets (training groups, test samples, features, classes, values)")
     known = learned or _learn(dataset, grid.data, config.data)
     agree(grid.world, lambda: _take_over(dataset, known, config.data))
     model = make_model(config, dataset)

@@ -143,7 +143,7 @@ def test_ranks_that_read_different_texts_are_told(world, folder):
         if world.size == 1:
             build(config, grid)
             return
-        with pytest.raises(ConfigError, match="the data sets .*text"):
+        with pytest.raises(ConfigError, match="the data sets .*values"):
             build(config, grid)
 
 
