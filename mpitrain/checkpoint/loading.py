@@ -95,7 +95,9 @@ class Loader:
         """List the steps; refuse where there is none, or not the one that was asked for."""
         steps = self.steps()
         if not steps:
-            _refuse(f"checkpoint: no complete step in {self.root}; start without --resume, or set run.folder")
+            _refuse(
+                f"checkpoint: no complete step in {self.root}; train without --resume first, or name another folder"
+            )
         if step is not None and step not in steps:
             _refuse(f"checkpoint: no complete step {step} in {self.root}; there are {_listed(steps)}")
         return steps

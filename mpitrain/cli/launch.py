@@ -54,7 +54,7 @@ def supervise(command: list[str], stop: StopRequest) -> int:
     leave: what the launcher gets itself, it takes as an order to kill them. A second Ctrl-C is that order.
     """
     if stop.reason:  # while this command was loading
-        return int(ExitCode.STOPPED)
+        return _never_began()
     # A group of its own, or the terminal's Ctrl-C would reach the launcher, too.
     job = subprocess.Popen(
         command,
@@ -74,15 +74,22 @@ def supervise(command: list[str], stop: StopRequest) -> int:
 
     for number in STOP_SIGNALS:
         signal.signal(number, hand_on)
+    if stop.reason:  # while the launcher was being started
+        hand_on(signal.SIGUSR1, None)
     code = job.wait()
     code = code if code >= 0 else 128 - code
     if asked.count(signal.SIGINT) > 1:
         print(TWICE, end="", file=sys.stderr, flush=True)
         return int(ExitCode.INTERRUPTED)
     if asked and code == 128 + signal.SIGUSR1:  # the ranks were not yet listening
-        print("mpitrain: stopped before the first step; start again", file=sys.stderr, flush=True)
-        return int(ExitCode.STOPPED)
+        return _never_began()
     return code
+
+
+def _never_began() -> int:
+    """Say that nothing was trained, and return the code that asks for another start."""
+    print("mpitrain: stopped before the first step; start again", file=sys.stderr, flush=True)
+    return int(ExitCode.STOPPED)
 
 
 def _end_with_parent() -> None:

@@ -110,10 +110,9 @@ def _warn(resolved: Resolved, faults: FaultHook, narrator: Narrator) -> None:
 
 def _warn_of_host(world: Axis, narrator: Narrator) -> None:
     """Have one rank of every host tell where shared memory will not do. Collective over ``world``."""
-    hosts = gather(world, os.uname().nodename)
-    here = hosts[world.rank]
-    if world.size > 1 and hosts.index(here) == world.rank:
-        for finding in shared_memory_findings(hosts.count(here)):
+    here = _ranks_of_host(world)
+    if world.size > 1 and here[0] == world.rank:
+        for finding in shared_memory_findings(len(here)):
             if finding.level is not Level.OK:
                 narrator.warn(str(finding))
 
@@ -144,8 +143,8 @@ def _prepare(session: Session, resume: Resume | None, *, overwrite: bool) -> Row
 def _open_folder(session: Session, resume: Resume | None, *, overwrite: bool) -> None:
     """Set aside or drop what this start makes again, and say what begins. Collective over the world."""
     step = session.loop.counters.step
-    first_of_host = _first_of_host(session.world)
-    writes = session.writes or (first_of_host and not session.parts.config.run.shared_fs)
+    leads = _ranks_of_host(session.world)[0] == session.world.rank
+    writes = session.writes or (leads and not session.parts.config.run.shared_fs)
     session.held = agree(session.world, lambda: session.folder.hold() if writes else None)
     moved = session.store.set_aside_after(step) if resume is not None else []
 
@@ -183,10 +182,10 @@ def _stop_rules(config: TrainConfig) -> dict[str, object]:
     return {"target": config.target, "patience": config.patience}
 
 
-def _first_of_host(world: Axis) -> bool:
-    """Tell whether no lower rank runs on this host. Collective over ``world``."""
+def _ranks_of_host(world: Axis) -> list[int]:
+    """List the ranks that run on this host, this one among them. Collective over ``world``."""
     hosts = gather(world, os.uname().nodename)
-    return hosts.index(hosts[world.rank]) == world.rank
+    return [rank for rank, host in enumerate(hosts) if host == hosts[world.rank]]
 
 
 def _run(session: Session, begin: float) -> Row:
@@ -268,8 +267,8 @@ def _finish(session: Session, result: Score, ended: str | None, throughput: Thro
     """Compare the replicas, add up what all ranks did, and mark the run as complete."""
     parts = session.parts
     sha256 = params_sha256(parts.params)
-    hashes = gather(session.world, sha256)
-    hosts = cast(list[str], gather(session.world, os.uname().nodename))
+    reports = cast(list[tuple[str, str]], gather(session.world, [sha256, os.uname().nodename]))
+    hashes, hosts = zip(*reports, strict=True)
     per_rank = [
         {"rank": rank, "host": host, **totals}
         for rank, (host, totals) in enumerate(zip(hosts, session.totals(), strict=True))

@@ -2,15 +2,17 @@
 
 import json
 import math
+import signal
 
 import pytest
 
+from mpitrain.cli.launch import supervise
 from mpitrain.cli.main import with_resume_value
 from mpitrain.comm.fault import FaultHook
 from mpitrain.comm.signals import StopRequest
 from mpitrain.config.load import resolve
 from mpitrain.config.schema import RunConfig, TrainConfig
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, ExitCode
 from mpitrain.train.evaluate import Score
 from mpitrain.train.runfolder import RunFolder
 from mpitrain.train.stopping import Progress, StopWish
@@ -134,3 +136,11 @@ def test_the_reserve_before_a_time_limit(monkeypatch):
     assert wish.reason(2) == ""
     now[0] = 171.0
     assert wish.reason(2) == "run.time_limit_s = 100"
+
+
+def test_launch_that_is_stopped_while_it_loads_starts_nothing(tmp_path, capsys):
+    stop = StopRequest()
+    stop.note(signal.SIGTERM)
+    assert supervise(["touch", str(tmp_path / "started")], stop) == ExitCode.STOPPED
+    assert not (tmp_path / "started").exists()
+    assert "stopped before the first step" in capsys.readouterr().err
