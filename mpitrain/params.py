@@ -42,6 +42,9 @@ class ParamSpec:
         Whether weight decay applies (matrices, not gains and biases).
     shard : ShardSpec or None
         Position in the global tensor; None when the tensor is whole.
+    partial : bool
+        Of a whole tensor that all ranks of the tensor axis hold: whether each rank's gradient covers only its part of
+        the sequence, so that the gradients must be added; otherwise they are all the same.
     """
 
     name: str
@@ -50,6 +53,7 @@ class ParamSpec:
     mean: float = 0.0
     decay: bool = False
     shard: ShardSpec | None = None
+    partial: bool = False
 
     @property
     def size(self) -> int:

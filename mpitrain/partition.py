@@ -69,7 +69,12 @@ class GridShape:
         if dp is None and ranks % inner == 0:
             return cls(ranks // inner, pp, tp)
         if dp is None:
-            raise ConfigError(f"parallel: pp*tp = {pp}*{tp} = {inner} does not divide {count(ranks, 'rank')}")
+            factors = [number for number in range(1, ranks + 1) if ranks % number == 0]
+            raise ConfigError(
+                f"parallel: pp*tp = {pp}*{tp} = {inner} does not divide {count(ranks, 'rank')}; "
+                f"start a multiple of {inner} ranks, or set parallel.pp and parallel.tp so that their product is "
+                f"one of {', '.join(map(str, factors))}"
+            )
         if dp * inner != ranks:
             remedy = f"set parallel.dp = {ranks // inner} or start" if ranks % inner == 0 else "start"
             raise ConfigError(

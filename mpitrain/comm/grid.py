@@ -22,7 +22,7 @@ class Axis:
     comm : MPI.Comm
         Owned by the grid, or by whoever built the axis.
     name : str
-        Direction, for messages: ``data``, ``pipeline``, ``tensor``.
+        Direction, for messages: ``data``, ``pipeline``, ``tensor``, ``replica``, ``world``.
     """
 
     comm: MPI.Comm
@@ -53,6 +53,10 @@ def duplicate(comm: MPI.Comm, *, timeout_s: float) -> MPI.Comm:
 class ProcessGrid:
     """World split into axes.
 
+    ``data``: ranks that hold the same part of the model and see other samples; ``pipeline``: the stages of one
+    replica, in the order of layers; ``tensor``: ranks that share the layers of one stage; ``replica``: all ranks of
+    one replica, which see the same samples. An axis of one rank is an axis like any other.
+
     Parameters
     ----------
     comm : MPI.Comm
@@ -71,13 +75,18 @@ class ProcessGrid:
         self.shape = shape
         self.world = Axis(comm.Dup(), "world")
         dp, pp, tp = shape.coordinates(self.world.rank)
-        colour = pp * shape.tp + tp
-        self.data = Axis(self.world.comm.Split(colour, dp), "data")
+        self.data = self._split("data", pp * shape.tp + tp, dp)
+        self.pipeline = self._split("pipeline", dp * shape.tp + tp, pp)
+        self.tensor = self._split("tensor", dp * shape.pp + pp, tp)
+        self.replica = self._split("replica", dp, pp * shape.tp + tp)
+
+    def _split(self, name: str, colour: int, key: int) -> Axis:
+        return Axis(self.world.comm.Split(colour, key), name)
 
     def close(self) -> None:
         """Free the communicators. Collective."""
-        self.data.comm.Free()
-        self.world.comm.Free()
+        for axis in (self.replica, self.tensor, self.pipeline, self.data, self.world):
+            axis.comm.Free()
 
     def __enter__(self) -> "ProcessGrid":
         return self

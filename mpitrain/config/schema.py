@@ -44,6 +44,8 @@ class ModelConfig(Section, frozen=True, kw_only=True):
     """Share of activations that is set to zero while training."""
     label_smoothing: Fraction = 0.0
     """Share of the target that is spread evenly over all classes."""
+    tied: bool = False
+    """Whether the output map of task = "lm" is the token embedding itself."""
 
 
 class DataConfig(Section, frozen=True, kw_only=True):
@@ -157,10 +159,39 @@ class OptimConfig(Section, frozen=True, kw_only=True):
 
 
 class ParallelConfig(Section, frozen=True, kw_only=True):
-    """[parallel]: the process grid."""
+    """[parallel]: the process grid, and what crosses the cuts of a model that is split."""
 
     dp: Count | None = None
-    """Ranks of the data axis; what the ranks allow where left out."""
+    """Ranks of the data axis: each sees a part of every batch. What the ranks allow where left out."""
+    pp: Count = 1
+    """Stages of the pipeline: each holds some of the layers."""
+    tp: Count = 1
+    """Ranks of the tensor axis: each holds a part of every layer. For fast links only: two sums a half-block."""
+    micro_batches: Count | None = None
+    """Parts into which a rank's share of a batch is cut, one after the other through the stages; their gradients add
+    up. Left out: 4 pp, or 1 where pp = 1."""
+    schedule: Literal["1f1b", "afab", "interleaved"] = "1f1b"
+    """1f1b: one forward, one backward, so that a stage keeps at most pp micro-batches; afab: all forward, then all
+    backward; interleaved: 1f1b with ``chunks`` pieces of the model a stage, for a smaller bubble and more messages."""
+    chunks: Count | None = None
+    """Pieces of the model that a stage holds (schedule = "interleaved"); 2 where left out."""
+    cuts: tuple[Count, ...] = ()
+    """Where the stages begin, as numbers of units (`mpitrain plan` lists them); left out: chosen by cost and bytes."""
+    sequence: bool = False
+    """Whether the tensor axis also splits norms and dropout, over time steps: less memory, the same bytes."""
+    recompute: bool = False
+    """Whether a block keeps only its input and computes the rest again during backward: less memory, more work."""
+    codec: CodecName = "raw"
+    """As what bytes activations cross the cuts between stages."""
+    gradient_codec: CodecName | None = None
+    """As what bytes their gradients come back; like ``codec`` where left out."""
+    memory: Literal["none", "delta"] = "none"
+    """delta: of activations, only the change against the same sample's last ones is sent (AQ-SGD, Wang 2022)."""
+    reference_mb: Positive = 64.0
+    """What a stage may keep of past activations for memory = "delta", in 10^6 bytes a cut; samples beyond it travel
+    without memory."""
+    tensor_codec: CodecName = "raw"
+    """As what bytes the sums of the tensor axis travel."""
 
 
 class RuleConfig(Section, frozen=True, kw_only=True):

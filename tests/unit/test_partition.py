@@ -81,8 +81,18 @@ def test_a_grid_that_fits():
         (4, (2, 3, 1), "parallel: dp*pp*tp = 2*3*1 = 6, but 4 ranks run; start 6 ranks"),
         (6, (2, 1, 1), "parallel: dp*pp*tp = 2*1*1 = 2, but 6 ranks run; set parallel.dp = 6 or start 2 ranks"),
         (6, (4, 3, 1), "parallel: dp*pp*tp = 4*3*1 = 12, but 6 ranks run; set parallel.dp = 2 or start 12 ranks"),
-        (5, (None, 2, 1), "parallel: pp*tp = 2*1 = 2 does not divide 5 ranks"),
-        (1, (None, 2, 2), "parallel: pp*tp = 2*2 = 4 does not divide 1 rank"),
+        (
+            5,
+            (None, 2, 1),
+            "parallel: pp*tp = 2*1 = 2 does not divide 5 ranks; start a multiple of 2 ranks, or set parallel.pp and "
+            "parallel.tp so that their product is one of 1, 5",
+        ),
+        (
+            1,
+            (None, 2, 2),
+            "parallel: pp*tp = 2*2 = 4 does not divide 1 rank; start a multiple of 4 ranks, or set parallel.pp and "
+            "parallel.tp so that their product is one of 1",
+        ),
     ],
 )
 def test_a_grid_that_does_not_fit_names_the_remedy(ranks, axes, message):
