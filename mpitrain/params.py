@@ -61,9 +61,14 @@ class ParamSpec:
         return prod(self.shape)
 
     @property
+    def place(self) -> ShardSpec:
+        """Position of the held part in the global tensor."""
+        return self.shard or ShardSpec.whole(self.shape)
+
+    @property
     def small(self) -> bool:
-        """Whether the default rules send this tensor with little compression."""
-        return len(self.shape) < 2 or self.size < SMALL_SIZE
+        """Whether the default rules send this tensor with little compression; as a whole, however it is split."""
+        return len(self.shape) < 2 or prod(self.place.global_shape) < SMALL_SIZE
 
 
 @dataclass(frozen=True)
@@ -161,10 +166,10 @@ class Params(Mapping[str, Floats]):
     def initialize(self, seed: int) -> None:
         """Draw initial values; a tensor's values depend on the seed and its name alone, not on the layout."""
         for spec in self.layout.specs:
-            whole = spec.shard or ShardSpec.whole(spec.shape)
+            place = spec.place
             rng = np.random.Generator(np.random.PCG64([seed, zlib.crc32(spec.name.encode())]))
-            values = spec.mean + spec.std * rng.standard_normal(whole.global_shape) if spec.std else spec.mean
-            self[spec.name][...] = values[whole.slices] if isinstance(values, np.ndarray) else values
+            values = spec.mean + spec.std * rng.standard_normal(place.global_shape) if spec.std else spec.mean
+            self[spec.name][...] = values[place.slices] if isinstance(values, np.ndarray) else values
 
 
 def _round_up(index: int) -> int:

@@ -59,13 +59,10 @@ class Bucket:
         This rank's addend; holds the sum afterwards. Owned by the caller, untouched by others while the sum runs.
     index : int
         Number of the bucket, the same on all ranks.
-    first : int
-        Index of ``values[0]`` in the whole model: the counter of the rounding noise.
     """
 
     values: Floats
     index: int = 0
-    first: int = 0
 
 
 class BucketState:
@@ -162,7 +159,7 @@ class Run:
     def encode(self, memory: Memory, frame: Frame, x: Floats, chunk: int, decoded: Floats | None = None) -> bool:
         """Encode ``x`` into the frame; return whether it was finite. A flag goes out in its place if not."""
         begin = time.perf_counter()
-        first = self.state.bucket.first + self.state.chunks[chunk][0]
+        first = self.state.chunks[chunk][0]
         nbytes, nonfinite = memory.encode(x, frame.payload, decoded, key=self._key, first=first)
         frame.seal(self._expected(chunk), 0 if nonfinite else nbytes, Flag.NONFINITE if nonfinite else Flag(0))
         self.traffic.encode_s += self.spent("encode", begin)
@@ -338,7 +335,7 @@ class Reducer(ABC):
         state : BucketState
             Its memories are written (next half), until ``commit`` or ``rollback``.
         key : int
-            Seed of stochastic rounding, different for every rank and step.
+            Seed of stochastic rounding, different for every bucket, rank and step.
         """
         run = Run(self.axis, self.transport, state, key, self.events)
         state.sequence += 1

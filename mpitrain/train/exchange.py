@@ -3,7 +3,8 @@
 The loop knows only this. ``sync`` sums the gradients of all ranks at every step.
 """
 
-from collections.abc import Callable, Collection, Sequence
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
@@ -55,13 +56,16 @@ def check_rules(names: Collection[str], config: ExchangeConfig) -> None:
             )
 
 
-def plan_buckets(layout: Layout, bucket_mb: float | None) -> list[list[Segment]]:
+def plan_buckets(layout: Layout, bucket_mb: float | None, shared: Collection[str] = ()) -> list[list[Segment]]:
     """Cut every group of the layout into buckets, in the order in which backward fills them.
 
     Parameters
     ----------
     bucket_mb : float or None
-        Size from which a bucket is full, in 10^6 bytes of float32; None: a sixth of the model.
+        Size from which a bucket is full, in 10^6 bytes of float32; None: a sixth of what this rank holds.
+    shared : collection of str
+        Tensors that other ranks of the replica hold, too. Their groups are not cut: ranks that hold different amounts
+        of other tensors must make the same buckets of them.
 
     Returns
     -------
@@ -75,7 +79,8 @@ def plan_buckets(layout: Layout, bucket_mb: float | None) -> list[list[Segment]]
         current: list[Segment] = []
         for segment in reversed(layout.members(group)):
             current.insert(0, segment)
-            if current[-1].stop - current[0].start >= target and segment.start % ALIGN == 0:
+            full = current[-1].stop - current[0].start >= target and segment.spec.name not in shared
+            if full and segment.start % ALIGN == 0:
                 buckets.append(current)
                 current = []
         if current:
@@ -96,6 +101,8 @@ class SyncExchange:
         What bytes, with which memory; bucket size; overlap.
     seed : int
         Of stochastic rounding.
+    shared : collection of str
+        As in `plan_buckets`.
 
     Notes
     -----
@@ -103,26 +110,30 @@ class SyncExchange:
     ``rollback``. Collective over the axis.
     """
 
-    def __init__(self, reducer: Reducer, grads: Params, config: ExchangeConfig, *, seed: int) -> None:
+    def __init__(
+        self, reducer: Reducer, grads: Params, config: ExchangeConfig, *, seed: int, shared: Collection[str] = ()
+    ) -> None:
         self.reducer = reducer
         self.overlap = config.overlap
         self._seed = seed
         self._grads = grads
-        self._segments = plan_buckets(grads.layout, config.bucket_mb)
+        self._config = config
+        self._segments = plan_buckets(grads.layout, config.bucket_mb, shared)
         self._states: list[BucketState] = []
         self._bucket_of: dict[str, int] = {}
         for index, segments in enumerate(self._segments):
-            codec = self._codec(segments[0].group, config)
+            codec = self._codec(codec_of(segments[0].spec, config))
             memory = "none" if codec.wire_id == "raw" else str(config.memory)
-            bucket = Bucket(grads.flat[segments[0].start : segments[-1].stop], index, segments[0].start)
+            bucket = Bucket(grads.flat[segments[0].start : segments[-1].stop], index)
             self._states.append(reducer.open(bucket, codec, memory))
             self._bucket_of.update({segment.spec.name: index for segment in segments})
-        self._key = 0
+        self._noise = [_salt(segments[0].spec) for segments in self._segments]
+        self._step = 0
         self._missing: list[int] = []
         self._pending: list[Pending] = []
 
-    def _codec(self, name: str, config: ExchangeConfig) -> Codec:
-        stochastic = name == "int8" and config.rounding == "stochastic"
+    def _codec(self, name: str) -> Codec:
+        stochastic = name == "int8" and self._config.rounding == "stochastic"
         return make_codec(name, self._grads.flat.dtype, stochastic=stochastic)
 
     @property
@@ -132,7 +143,7 @@ class SyncExchange:
 
     def begin(self, step: int) -> None:
         """Expect the gradients of a step."""
-        self._key = noise_key(self._seed, step, self.reducer.axis.rank)
+        self._step = step
         self._missing = [len(segments) for segments in self._segments]
         self._pending = []
 
@@ -142,7 +153,8 @@ class SyncExchange:
             index = self._bucket_of[name]
             self._missing[index] -= 1
             if not self._missing[index]:
-                self._pending.append(self.reducer.start(self._states[index], self._key))
+                key = noise_key(self._seed, self._step, self.reducer.axis.rank, self._noise[index])
+                self._pending.append(self.reducer.start(self._states[index], key))
         if self._pending:
             self._pending[0].poll()
 
@@ -183,14 +195,26 @@ class SyncExchange:
     def tensors_by_codec(self) -> dict[str, list[str]]:
         """Name the tensors that each codec serves."""
         groups: dict[str, list[str]] = {}
-        for segment in self._grads.layout.segments.values():
-            groups.setdefault(segment.group, []).append(segment.spec.name)
+        for spec in self._grads.layout.specs:
+            groups.setdefault(codec_of(spec, self._config), []).append(spec.name)
         return groups
 
 
-def group_of(config: ExchangeConfig) -> Callable[[ParamSpec], str]:
-    """Group tensors by the codec that serves them, for the layout."""
-    return lambda spec: codec_of(spec, config)
+def group_of(config: ExchangeConfig, holders: Mapping[str, str] | None = None) -> Callable[[ParamSpec], str]:
+    """Group tensors for the layout: by the codec that serves them, and by who holds them.
+
+    Parameters
+    ----------
+    holders : mapping, optional
+        A label for every tensor that other ranks of the replica hold, too.
+    """
+    known = holders or {}
+    return lambda spec: " ".join([codec_of(spec, config), *([known[spec.name]] if spec.name in known else [])])
+
+
+def _salt(spec: ParamSpec) -> int:
+    """Tell buckets apart by their first tensor, the same on all ranks that hold the same part of it."""
+    return zlib.crc32(f"{spec.name} {spec.place.start}".encode())
 
 
 def float32_ring_bytes(num_parameters: int, ranks: int) -> int:

@@ -1,0 +1,178 @@
+"""Tensors that several ranks of one replica hold: their gradients are added up before they leave the replica.
+
+Two kinds: what the tensor axis does not split (norms, biases), held by all its ranks, and tied tensors, held by
+several stages of the pipeline. The sum travels as float bits, so all holders go on with the same gradient, and the
+same codec applied to it leaves the same bits on all of them.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import cast
+
+from mpitrain.arrays import Floats, aligned_zeros
+from mpitrain.codecs.registry import make_codec
+from mpitrain.collectives.base import Bucket, BucketState, Reducer, Traffic, Transport
+from mpitrain.collectives.direct import Direct
+from mpitrain.comm.agreement import gather
+from mpitrain.comm.grid import Axis, ProcessGrid
+from mpitrain.params import Params, ParamSpec
+
+TENSOR = "tensor"
+"""Label of what all ranks of the tensor axis hold."""
+
+
+@dataclass(frozen=True)
+class Shared:
+    """Tensors with the same holders.
+
+    Attributes
+    ----------
+    axis : Axis
+        The holders; owned by `SharedTensors`.
+    specs : list of ParamSpec
+        In forward order.
+    """
+
+    axis: Axis
+    specs: list[ParamSpec]
+
+
+class SharedTensors:
+    """Which tensors of this rank are held by others of its replica, too.
+
+    Parameters
+    ----------
+    grid : ProcessGrid
+        Its tensor and pipeline axes are used. Collective over its world.
+    specs : list of ParamSpec
+        Tensors of this rank.
+
+    Attributes
+    ----------
+    holders : dict
+        For every shared tensor, a label that is the same for all tensors with the same holders, on all of them.
+    """
+
+    def __init__(self, grid: ProcessGrid, specs: Sequence[ParamSpec]) -> None:
+        self._owned: list[Axis] = []
+        self.groups: dict[str, Shared] = {}
+        self.holders: dict[str, str] = {}
+        stages = cast(list[list[str]], gather(grid.pipeline, [spec.name for spec in specs]))
+        for on in _tied_stages(stages):
+            axis = self._split(grid.pipeline, on)
+            names = [name for name in stages[on[0]] if _stages_of(name, stages) == on]
+            if axis is not None:
+                self._add(f"stages {', '.join(map(str, on))}", axis, [spec for spec in specs if spec.name in names])
+        whole = [spec for spec in specs if spec.shard is None and spec.name not in self.holders]
+        if grid.tensor.size > 1 and whole:
+            self._add(TENSOR, grid.tensor, whole)
+
+    def _add(self, label: str, axis: Axis, specs: list[ParamSpec]) -> None:
+        self.groups[label] = Shared(axis, specs)
+        self.holders.update({spec.name: label for spec in specs})
+
+    def _split(self, pipeline: Axis, on: tuple[int, ...]) -> Axis | None:
+        """Build the axis of some stages; None where this one is not among them. Collective over the pipeline."""
+        mine = pipeline.rank in on
+        comm = pipeline.comm.Split(0 if mine else 1, pipeline.rank)
+        axis = Axis(comm, "stages that share a tensor")
+        self._owned.append(axis)
+        return axis if mine else None
+
+    def counts(self, name: str) -> bool:
+        """Tell whether this rank counts the tensor in sums over the replica: one of its holders does."""
+        label = self.holders.get(name)
+        return label is None or self.groups[label].axis.rank == 0
+
+    def close(self) -> None:
+        """Free the communicators. Collective over the pipeline axis."""
+        for axis in self._owned:
+            axis.comm.Free()
+        self._owned = []
+
+
+def _stages_of(name: str, stages: list[list[str]]) -> tuple[int, ...]:
+    return tuple(stage for stage, names in enumerate(stages) if name in names)
+
+
+def _tied_stages(stages: list[list[str]]) -> list[tuple[int, ...]]:
+    """List the different sets of stages that hold some tensor together."""
+    sets = {_stages_of(name, stages) for names in stages for name in names}
+    return sorted(on for on in sets if len(on) > 1)
+
+
+class SharedSums:
+    """Adds up the gradients of shared tensors.
+
+    Parameters
+    ----------
+    shared : SharedTensors
+        Which, and with whom.
+    grads : Params
+        Replaced by the sums.
+    transport : Transport
+        Limits of the messages.
+
+    Attributes
+    ----------
+    traffic : Traffic
+        What this rank has sent for them since the last `add`.
+    """
+
+    def __init__(self, shared: SharedTensors, grads: Params, transport: Transport) -> None:
+        self._shared = shared
+        self._grads = grads
+        self._sums = {label: _Sum(group, grads, transport) for label, group in shared.groups.items()}
+        self._held: list[str] = []
+        self.traffic = Traffic()
+
+    def hold(self, names: Collection[str]) -> list[str]:
+        """Take note of finished gradients; return those that nobody shares, which may leave at once."""
+        holders = self._shared.holders
+        self._held += [name for name in names if name in holders]
+        return [name for name in names if name not in holders]
+
+    def add(self) -> list[str]:
+        """Add up what was held; return its names. Collective over the replica, once backward is done.
+
+        Where some holder's values are not finite, all holders are left with NaN, and the step will be rejected.
+        """
+        names, self._held = self._held, []
+        self.traffic = sum((total.run(self._grads) for total in self._sums.values()), Traffic())
+        return names
+
+
+class _Sum:
+    """The sum over one set of holders, in one message each way."""
+
+    def __init__(self, group: Shared, grads: Params, transport: Transport) -> None:
+        self._group = group
+        size = sum(spec.size for spec in group.specs)
+        self._values: Floats = aligned_zeros(size, grads.flat.dtype)
+        self._reducer: Reducer = Direct(group.axis, transport)
+        self._state: BucketState = self._reducer.open(
+            Bucket(self._values), make_codec("raw", grads.flat.dtype), "none"
+        )
+
+    def run(self, grads: Params) -> Traffic:
+        """Replace the gradients by their sum."""
+        parts = self._views()
+        tensor_axis = self._group.axis.name == TENSOR
+        for spec in self._group.specs:
+            # What every rank of the tensor axis computes in full is counted once: these may differ in the last bit.
+            once = tensor_axis and not spec.partial and self._group.axis.rank > 0
+            parts[spec.name][:] = 0 if once else grads[spec.name].reshape(-1)
+        pending = self._reducer.start(self._state)
+        traffic = pending.wait()
+        for spec in self._group.specs:
+            grads[spec.name].reshape(-1)[:] = float("nan") if pending.nonfinite else parts[spec.name]
+        self._state.commit()
+        return traffic
+
+    def _views(self) -> Mapping[str, Floats]:
+        views: dict[str, Floats] = {}
+        start = 0
+        for spec in self._group.specs:
+            views[spec.name] = self._values[start : start + spec.size]
+            start += spec.size
+        return views
