@@ -1,0 +1,1 @@
+"""One model on several ranks: tensor parallelism inside its layers, a pipeline between them."""
