@@ -12,7 +12,7 @@ from msgspec import NODEFAULT, Meta, structs
 from mpitrain.config import schema
 from mpitrain.config.load import toml_value
 from mpitrain.config.schema import Config, RuleConfig, Section
-from mpitrain.config.validate import READ_BY
+from mpitrain.config.validate import READ_BY, READ_BY_SPLIT
 
 TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
 
@@ -116,4 +116,10 @@ def readers(dotted: str) -> str:
         for word, keys in table.items():
             if dotted in (key if "." in key else f"{section}.{key}" for key in keys.split()):
                 found.append(f'`{choice} = "{word}"`')
+    section, _, name = dotted.partition(".")
+    found += [
+        f"`parallel.{axis}` > 1"
+        for axis, keys in READ_BY_SPLIT.items()
+        if section == "parallel" and name in keys.split()
+    ]
     return " or ".join(found)

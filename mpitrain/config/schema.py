@@ -127,6 +127,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     """Steps in a row that may be skipped for non-finite gradients before the run counts as diverged."""
     target: NonNegative | None = None
     """Test metric at which the run ends, at the next evaluation: an accuracy to be reached, an error to be undercut."""
+    init: str = ""
+    """Run folder whose newest checkpoint gives the first weights, for fine-tuning; empty: drawn from ``seed``."""
     patience: Count | None = None
     """Evaluations in a row without a new lowest test loss after which the run ends."""
 

@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from msgspec import structs
 
 from mpitrain.config.flags import parse_flag
-from mpitrain.config.schema import Config, DataConfig, ExchangeConfig, MemoryName, ModelConfig, RunConfig
+from mpitrain.config.schema import (
+    Config,
+    DataConfig,
+    ExchangeConfig,
+    MemoryName,
+    ModelConfig,
+    ParallelConfig,
+    RunConfig,
+)
 from mpitrain.errors import ConfigError
 
 
@@ -32,6 +40,9 @@ def _is_lossy(exchange: ExchangeConfig) -> bool:
     return any(codec != "raw" for codec in (exchange.codec, *(rule.codec for rule in exchange.rule)))
 
 
+MICRO_BATCHES_A_STAGE = 4
+"""Default of micro-batches for each stage: a bubble of about a fifth."""
+
 MOST_HEADS = 1024
 """Up to where divisors of the model width are suggested."""
 
@@ -40,7 +51,7 @@ READ_BY: dict[str, dict[object, str]] = {
     "model.task": {
         "classify": "model.causal model.label_smoothing train.class_weights",
         "forecast": "model.causal data.horizon",
-        "lm": "",
+        "lm": "model.tied",
     },
     "data.kind": {
         "stations": "stations samples test_samples skew standardize clip",
@@ -49,8 +60,16 @@ READ_BY: dict[str, dict[object, str]] = {
     },
     "optim.kind": {"adamw": "beta1 beta2 eps", "sgd": "momentum nesterov"},
     "optim.schedule": {"constant": "", "cosine": "min_lr_ratio", "linear": "min_lr_ratio"},
+    "parallel.schedule": {"1f1b": "", "afab": "", "interleaved": "chunks"},
+    "parallel.memory": {"none": "", "delta": "reference_mb"},
 }
 """Keys (of the same section where none is named) that only some choices read."""
+
+READ_BY_SPLIT = {
+    "pp": "schedule chunks cuts codec gradient_codec memory reference_mb",
+    "tp": "sequence tensor_codec",
+}
+"""Keys of [parallel] that are read only where an axis has more than one rank."""
 
 
 def unread_keys(config: Config) -> dict[str, str]:
@@ -62,16 +81,25 @@ def unread_keys(config: Config) -> dict[str, str]:
         every, read = " ".join(readers.values()).split(), readers[chosen].split()
         for key in set(every) - set(read):
             unread[key if "." in key else f"{section}.{key}"] = f'{choice} = "{chosen}"'
+    for axis, keys in READ_BY_SPLIT.items():
+        if getattr(config.parallel, axis) == 1:
+            unread |= {f"parallel.{key}": f"parallel.{axis} = 1" for key in keys.split()}
     return unread
 
 
 def with_derived(config: Config) -> Config:
     """Fill in the values that follow from others where they are left out."""
-    model, data = config.model, config.data
+    model, data, parallel = config.model, config.data, config.parallel
     return structs.replace(
         config,
         model=structs.replace(model, d_ff=model.d_ff or 4 * model.d_model),
         data=structs.replace(data, stride=data.stride or data.window),
+        parallel=structs.replace(
+            parallel,
+            micro_batches=parallel.micro_batches or (1 if parallel.pp == 1 else MICRO_BATCHES_A_STAGE * parallel.pp),
+            chunks=(parallel.chunks or 2) if parallel.schedule == "interleaved" and parallel.pp > 1 else 1,
+            gradient_codec=parallel.gradient_codec or parallel.codec,
+        ),
         exchange=structs.replace(config.exchange, memory=memory_of(config.exchange)),
     )
 
@@ -86,8 +114,14 @@ def check_consistency(config: Config) -> None:
     """
     for text in config.data.flags:
         parse_flag(text)
-    for reason in (*_of_exchange(config.exchange), *_of_model(config.model, config.data), *_of_run(config)):
-        raise ConfigError(reason)
+    for reasons in (
+        _of_exchange(config.exchange),
+        _of_model(config.model, config.data),
+        _of_pipeline(config.parallel),
+        _of_run(config),
+    ):
+        for reason in reasons:
+            raise ConfigError(reason)
 
 
 def _of_exchange(exchange: ExchangeConfig) -> Iterator[str]:
@@ -117,6 +151,14 @@ def _of_model(model: ModelConfig, data: DataConfig) -> Iterator[str]:
         yield f'data.kind = "text" has no targets for model.task = "{model.task}"; set model.task = "lm"'
     if model.task == "lm" and model.kind == "mlp":
         yield 'model.kind = "mlp" reads no tokens, but model.task = "lm"; set model.kind = "transformer"'
+
+
+def _of_pipeline(parallel: ParallelConfig) -> Iterator[str]:
+    if parallel.pp > 1 and parallel.codec == "raw" and parallel.memory == "delta":
+        yield (
+            'parallel.memory = "delta" sends the change of an activation in few bytes, but parallel.codec = "raw" has '
+            'no fewer; set parallel.codec = "int8" or parallel.memory = "none"'
+        )
 
 
 def _of_run(config: Config) -> Iterator[str]:

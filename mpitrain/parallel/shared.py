@@ -150,9 +150,7 @@ class _Sum:
         size = sum(spec.size for spec in group.specs)
         self._values: Floats = aligned_zeros(size, grads.flat.dtype)
         self._reducer: Reducer = Direct(group.axis, transport)
-        self._state: BucketState = self._reducer.open(
-            Bucket(self._values), make_codec("raw", grads.flat.dtype), "none"
-        )
+        self._state: BucketState = self._reducer.open(Bucket(self._values), make_codec("raw", grads.flat.dtype), "none")
 
     def run(self, grads: Params) -> Traffic:
         """Replace the gradients by their sum."""

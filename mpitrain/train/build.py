@@ -1,13 +1,12 @@
 """From a configuration to the objects of a run: the only wiring in the package."""
 
 from dataclasses import dataclass
-from math import prod
 
 import numpy as np
 
 from mpitrain.arrays import Floats, Ints
-from mpitrain.codecs.base import Codec
-from mpitrain.collectives.base import Transport, compile_kernels
+from mpitrain.codecs.registry import make_codec
+from mpitrain.collectives.base import Traffic, Transport, compile_kernels
 from mpitrain.collectives.registry import make_reducer
 from mpitrain.comm.agreement import agree, first_on_node, same_everywhere, sum_arrays
 from mpitrain.comm.grid import Axis, ProcessGrid
@@ -19,12 +18,16 @@ from mpitrain.data.problems import shown
 from mpitrain.data.sampler import Sampler, split_test
 from mpitrain.errors import DataError
 from mpitrain.nn.layer import EVALUATE, Chain
-from mpitrain.nn.models import Mlp, Transformer
 from mpitrain.optim.clip import clip_by_norm
 from mpitrain.optim.optimizer import AdamW, Optimizer, OptimizerState, Sgd
 from mpitrain.optim.schedule import Schedule
+from mpitrain.parallel.pipeline import Pipeline, PipelineSettings
+from mpitrain.parallel.shared import SharedSums, SharedTensors
+from mpitrain.parallel.tensor import TensorParallel
 from mpitrain.params import Layout, Params, ParamSpec
 from mpitrain.train.exchange import SyncExchange, check_rules, group_of
+from mpitrain.train.loss import TaskLoss
+from mpitrain.train.model import Part, input_dtype, make_model, make_part, make_small_model
 
 
 @dataclass(frozen=True)
@@ -47,7 +50,13 @@ class Learned:
 
 @dataclass
 class Parts:
-    """Everything that a run is made of, on this rank."""
+    """Everything that a run is made of, on this rank.
+
+    Attributes
+    ----------
+    part, tensor, pipeline, shared, shared_sums
+        What the rank holds of the model, and how it meets the rest of it.
+    """
 
     config: Config
     grid: ProcessGrid
@@ -55,15 +64,38 @@ class Parts:
     sampler: Sampler
     loader: Loader
     test_part: Ints
-    class_weights: Floats | None
-    model: Chain
+    part: Part
+    tensor: TensorParallel
+    pipeline: Pipeline
+    shared: SharedTensors
+    shared_sums: SharedSums
     params: Params
     grads: Params
     optimizer: Optimizer
     optimizer_state: OptimizerState
     schedule: Schedule
     exchange: SyncExchange
+    loss: TaskLoss
     learned: Learned
+
+    @property
+    def counted_ranges(self) -> list[tuple[int, int]]:
+        """List the ranges of the flat buffers that this rank counts, so that a replica counts every tensor once."""
+        layout = self.params.layout
+        counted = [s for s in layout.segments.values() if self.shared.counts(s.spec.name)]
+        if len(counted) == len(layout.segments):
+            return [(0, layout.size)]
+        return [(segment.start, segment.stop) for segment in counted]
+
+    def traffic_inside(self) -> Traffic:
+        """Take what this rank has spent within its replica since the last call."""
+        spent = self.pipeline.traffic + self.tensor.traffic + self.shared_sums.traffic
+        self.pipeline.traffic, self.tensor.traffic, self.shared_sums.traffic = Traffic(), Traffic(), Traffic()
+        return spent
+
+    def close(self) -> None:
+        """Free communicators. Collective over the replica."""
+        self.shared.close()
 
 
 def build(config: Config, grid: ProcessGrid, learned: Learned | None = None) -> Parts:
@@ -85,16 +117,29 @@ def build(config: Config, grid: ProcessGrid, learned: Learned | None = None) -> 
     same_everywhere(grid.world, shape, "the data sets (training groups, test samples, features, classes, values)")
     known = learned or _learn(dataset, grid.data, config.data)
     agree(grid.world, lambda: _take_over(dataset, known, config.data))
-    model = make_model(config, dataset)
-    agree(grid.world, lambda: check_rules([spec.name for spec in model.specs()], config.exchange))
-    params = Params(Layout(model.specs(), group_of(config.exchange)))
-    grads = params.zeros_like()
     optimizer = make_optimizer(config.optim)
+    first_on_node(grid.world, lambda: _compile(config, optimizer, dataset))
     transport = Transport(config.network.peer_timeout_s, int(config.network.max_message_mb * 1e6))
+    parallel = config.parallel
+    tensor = TensorParallel(grid.tensor, transport, parallel.tensor_codec, sequence=parallel.sequence)
+    part = agree(grid.world, lambda: make_part(config, dataset, grid.shape, grid.world.rank, tensor))
+    specs = Chain(part.chunks).specs()
+    shared = SharedTensors(grid, specs)
+    params = Params(Layout(specs, group_of(config.exchange, shared.holders)))
+    grads = params.zeros_like()
     reducer = make_reducer(config.exchange.collective, grid.data, transport)
-    exchange = SyncExchange(reducer, grads, config.exchange, seed=config.train.seed)
-    first_on_node(grid.world, lambda: _compile(exchange.streams, optimizer, model, dataset))
+    exchange = SyncExchange(reducer, grads, config.exchange, seed=config.train.seed, shared=shared.holders)
+    names = [spec.name for spec in make_model(config, dataset).specs()]
+    agree(grid.world, lambda: check_rules(names, config.exchange))
     optim = config.optim
+    loss = TaskLoss(
+        task=config.model.task,
+        label_smoothing=config.model.label_smoothing,
+        class_weights=_class_weights(config, dataset, sampler, grid.data),
+        axis=grid.tensor,
+        vocabulary=dataset.num_outputs,
+        timeout_s=config.network.peer_timeout_s,
+    )
     return Parts(
         config=config,
         grid=grid,
@@ -102,8 +147,11 @@ def build(config: Config, grid: ProcessGrid, learned: Learned | None = None) -> 
         sampler=sampler,
         loader=Loader(dataset, sampler, steps=config.train.steps, readers=config.data.readers),
         test_part=test_part,
-        class_weights=_class_weights(config, dataset, sampler, grid.data),
-        model=model,
+        part=part,
+        tensor=tensor,
+        pipeline=_pipeline(config, grid, part, transport, sampler),
+        shared=shared,
+        shared_sums=SharedSums(shared, grads, transport),
         params=params,
         grads=grads,
         optimizer=optimizer,
@@ -116,8 +164,23 @@ def build(config: Config, grid: ProcessGrid, learned: Learned | None = None) -> 
             min_ratio=optim.min_lr_ratio,
         ),
         exchange=exchange,
+        loss=loss,
         learned=known,
     )
+
+
+def _pipeline(config: Config, grid: ProcessGrid, part: Part, transport: Transport, sampler: Sampler) -> Pipeline:
+    parallel = config.parallel
+    settings = PipelineSettings(
+        schedule=parallel.schedule,
+        micro_batches=parallel.micro_batches or 1,
+        codec=parallel.codec,
+        gradient_codec=parallel.gradient_codec or parallel.codec,
+        memory=parallel.memory,
+        reference_bytes=int(parallel.reference_mb * 1e6),
+        num_samples=len(sampler.owned),
+    )
+    return Pipeline(grid.pipeline, part.chunks, settings, cut_shapes=part.cut_shapes, transport=transport)
 
 
 def _open_data(config: Config, data_axis: Axis) -> tuple[Dataset, Sampler, Ints]:
@@ -185,31 +248,6 @@ def _class_weights(config: Config, dataset: Dataset, sampler: Sampler, axis: Axi
     return weights
 
 
-def make_model(config: Config, dataset: Dataset) -> Chain:
-    """Build the model that fits the data set's windows and outputs."""
-    model = config.model
-    if model.kind == "mlp":
-        return Mlp(
-            inputs=prod(dataset.input_shape),
-            hidden=model.hidden,
-            outputs=dataset.num_outputs,
-            dropout=model.dropout,
-        )
-    return Transformer(
-        task=model.task,
-        time=dataset.input_shape[0],
-        d_model=model.d_model,
-        blocks=model.layers,
-        heads=model.heads,
-        d_ff=model.d_ff or 4 * model.d_model,
-        outputs=dataset.num_outputs,
-        features=None if dataset.vocabulary else dataset.input_shape[1],
-        vocabulary=dataset.vocabulary or None,
-        causal=model.causal,
-        dropout=model.dropout,
-    )
-
-
 def make_optimizer(optim: OptimConfig) -> Optimizer:
     """Build the optimizer."""
     if optim.kind == "sgd":
@@ -217,15 +255,27 @@ def make_optimizer(optim: OptimConfig) -> Optimizer:
     return AdamW(beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay)
 
 
-def _compile(streams: list[tuple[Codec, str]], optimizer: Optimizer, model: Chain, dataset: Dataset) -> None:
+def _streams(config: Config) -> set[tuple[str, str, bool]]:
+    """List codec, memory and rounding of everything that travels."""
+    exchange, parallel = config.exchange, config.parallel
+    random = exchange.rounding == "stochastic"
+    memory = str(exchange.memory)
+    names = {"fp16", exchange.codec, *(rule.codec for rule in exchange.rule)}
+    streams = {(name, "none" if name == "raw" else memory, random and name == exchange.codec) for name in names}
+    inside = {(parallel.codec, parallel.memory, False), (str(parallel.gradient_codec), "none", False)}
+    return streams | inside | {(parallel.tensor_codec, "none", False), ("raw", "none", False)}
+
+
+def _compile(config: Config, optimizer: Optimizer, dataset: Dataset) -> None:
     """Run every kernel of the run once, on a few elements or one sample."""
-    for codec, memory in {(type(codec), memory): (codec, memory) for codec, memory in streams}.values():
-        compile_kernels(codec, memory)
+    for name, memory, stochastic in sorted(_streams(config)):
+        compile_kernels(make_codec(name, stochastic=stochastic), memory)
     params = Params(Layout([ParamSpec("x", (3,), decay=True)]))
     optimizer.step(params, params.zeros_like(), optimizer.init(params), 0.0)
     params.flat[:] = 1
     clip_by_norm(params, 1.0)
+    model = make_small_model(config, dataset)
     weights = Params(Layout(model.specs()))
-    sample = np.zeros((1, *dataset.input_shape), np.uint8 if dataset.vocabulary else np.float32)
+    sample = np.zeros((1, *dataset.input_shape), input_dtype(dataset))
     output, cache = model.forward(weights, sample, EVALUATE)
     model.backward(weights, cache, output, weights.zeros_like())

@@ -2,16 +2,15 @@
 
 from dataclasses import dataclass
 from math import log, sqrt
-from typing import cast
 
 import numpy as np
 
-from mpitrain.arrays import Floats, Ints
+from mpitrain.arrays import Floats
 from mpitrain.comm.agreement import NumberGather
 from mpitrain.config.schema import Task
-from mpitrain.data.dataset import NO_TARGET, Samples
-from mpitrain.nn.layer import EVALUATE
-from mpitrain.nn.loss import LossResult, cross_entropy, squared_error
+from mpitrain.data.dataset import Samples
+from mpitrain.nn.loss import LossResult
+from mpitrain.parallel.trip import Sums
 from mpitrain.train.build import Parts
 
 CHUNK_ROWS = 4096
@@ -31,30 +30,6 @@ class Score:
         return self.metric >= target if self.name == "accuracy" else self.metric <= target
 
 
-def loss_of(
-    task: Task,
-    output: Floats,
-    samples: Samples,
-    total: float,
-    *,
-    label_smoothing: float = 0.0,
-    class_weights: Floats | None = None,
-) -> LossResult:
-    """Compare outputs with targets; ``total`` is the number of samples of all ranks.
-
-    A sample of tokens counts as many targets as it has steps, so in training none of them may be missing.
-    Class weights have the mean 1 over the training samples, so ``total`` stands for the sum of the weights, too.
-    """
-    if task == "forecast":
-        return squared_error(output, cast(Floats, samples.y), total_weight=total * output.shape[-1])
-    labels = cast(Ints, samples.y)
-    if task == "lm":
-        is_target = None if labels.min(initial=0) > NO_TARGET else (labels != NO_TARGET).astype(output.dtype)
-        return cross_entropy(output, labels, total_weight=total * output.shape[1], weights=is_target)
-    weights = None if class_weights is None else class_weights[labels]
-    return cross_entropy(output, labels, total_weight=total, weights=weights, label_smoothing=label_smoothing)
-
-
 def score(task: Task, loss_sum: float, weight: float, metric_sum: float) -> Score:
     """Turn sums over all ranks into means."""
     loss, mean = (loss_sum / weight, metric_sum / weight) if weight else (0.0, 0.0)
@@ -65,15 +40,22 @@ def score(task: Task, loss_sum: float, weight: float, metric_sum: float) -> Scor
 
 
 def evaluate(parts: Parts) -> Score:
-    """Score the model on the test samples. Collective over the data axis."""
+    """Score the model on the test samples. Collective over the world.
+
+    Activations travel raw, so that the score is that of the model, however it is split.
+    """
     sums = np.zeros(3)
-    task = parts.config.model.task
     chunk = -(-CHUNK_ROWS // parts.dataset.input_shape[0])
     for start in range(0, len(parts.test_part), chunk):
-        samples = parts.dataset.test(parts.test_part[start : start + chunk])
-        with np.errstate(all="ignore"):  # a loss that is not finite is told by the caller
-            output, _ = parts.model.forward(parts.params, samples.x, EVALUATE)
-            result = loss_of(task, output, samples, 1.0)
-        sums += (result.loss_sum, result.weight, result.metric_sum)
-    everywhere = NumberGather(parts.grid.data, sums, timeout_s=parts.config.network.peer_timeout_s)
-    return score(task, *everywhere.wait().sum_in_order())
+        sums += _forward(parts, parts.dataset.test(parts.test_part[start : start + chunk]))
+    counted = sums if parts.grid.tensor.rank == 0 else np.zeros(3)
+    everywhere = NumberGather(parts.grid.world, counted, timeout_s=parts.config.network.peer_timeout_s)
+    return score(parts.config.model.task, *everywhere.wait().sum_in_order())
+
+
+def _forward(parts: Parts, samples: Samples) -> Sums:
+    def loss(output: Floats, part: slice) -> LossResult:
+        return parts.loss(output, samples.y[part], 1.0, train=False)
+
+    with np.errstate(all="ignore"):  # a loss that is not finite is told by the caller
+        return parts.pipeline.evaluate(parts.params, samples.x, len(samples), loss=loss)

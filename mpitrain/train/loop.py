@@ -1,13 +1,19 @@
-"""The training loop: read, forward, backward, exchange, update; decisions only from what all ranks know."""
+"""The training loop: read, forward, backward, exchange, update; decisions only from what all ranks know.
+
+What a replica does between its ranks (stages of the pipeline, parts of layers) is the pipeline's and the layers' affair;
+the loop sees one forward and backward, gradients that are finished, and one norm.
+"""
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
+from math import sqrt
 from typing import cast
 
 import numpy as np
 
+from mpitrain.arrays import Floats
 from mpitrain.codecs.noise import noise_key
 from mpitrain.collectives.base import Event, Traffic
 from mpitrain.comm.agreement import NumberGather, gather
@@ -15,10 +21,12 @@ from mpitrain.comm.fault import FaultHook
 from mpitrain.comm.runtime import Position
 from mpitrain.errors import DivergedError
 from mpitrain.nn.layer import Context
-from mpitrain.optim.clip import clip_by_norm, global_norm
+from mpitrain.nn.loss import LossResult
+from mpitrain.optim.clip import clip_factor, scale, sum_of_squares
+from mpitrain.parallel.trip import Sums
 from mpitrain.train.build import Parts
 from mpitrain.train.console import Narrator
-from mpitrain.train.evaluate import loss_of, score
+from mpitrain.train.evaluate import score
 from mpitrain.train.runfolder import Row
 from mpitrain.train.stopping import Progress, StopWish
 
@@ -34,6 +42,7 @@ class Counters:
     skipped: int = 0
     skipped_in_a_row: int = 0
     traffic: Traffic = field(default_factory=Traffic)
+    replica_bytes: int = 0
     compute_s: float = 0.0
     progress: Progress = field(default_factory=Progress)
 
@@ -67,7 +76,7 @@ class Loop:
         self._held_back: list[str] = []
 
     def step(self) -> tuple[Row, bool]:
-        """Take one step. Collective over the data axis.
+        """Take one step. Collective over the world.
 
         Returns
         -------
@@ -85,7 +94,7 @@ class Loop:
         parts, step = self.parts, self.counters.step + 1
         self._position.step = step
         self._faults.at_step(step)
-        self.events = parts.exchange.reducer.events = []
+        self.events = parts.exchange.reducer.events = parts.pipeline.events = []
         stop = bool(self._wish.reason(step))
 
         lr = parts.schedule(step - 1)
@@ -94,13 +103,20 @@ class Loop:
         outcome = parts.exchange.finish()
         loss_sum, weight, metric_sum, stops = sums.wait().sum_in_order()
         with self._event("update"):
-            norm = self._update(lr) if outcome.accepted else self._skip(step)
+            norm = self._agreed_norm(accepted=outcome.accepted)
+            if norm is None:
+                self._skip(step)
+            else:
+                self._update(lr, norm)
 
         result = score(parts.config.model.task, loss_sum, weight, metric_sum)
+        inside = parts.traffic_inside()
+        traffic = outcome.traffic + inside
         seconds = time.perf_counter() - begin
-        compute_s = seconds - outcome.traffic.encode_s - outcome.traffic.decode_s - outcome.traffic.wait_s
+        compute_s = seconds - traffic.encode_s - traffic.decode_s - traffic.wait_s
         self.counters.step = step
-        self.counters.traffic += outcome.traffic
+        self.counters.traffic += traffic
+        self.counters.replica_bytes += inside.sent_bytes
         self.counters.compute_s += compute_s
         row: Row = {
             "step": step,
@@ -113,34 +129,47 @@ class Loop:
             "samples": parts.sampler.global_count(step - 1),
             "step_s": seconds,
             "compute_s": compute_s,
-            **asdict(outcome.traffic),
+            **asdict(traffic),
+            "replica_bytes": inside.sent_bytes,
             "skipped": self.counters.skipped,
         }
         return row, stops > 0
 
     def _gradients(self, step: int, *, stop: bool) -> NumberGather:
-        """Run forward and backward on this rank's samples; buckets leave as they fill.
+        """Run forward and backward on the samples of this replica; buckets leave as they fill.
 
         Returns the sums over ranks of loss, weight, metric and stop wishes, under way.
         """
         parts, config = self.parts, self.parts.config
+        under_way: list[NumberGather] = []
+
+        def forward_done(mine: Sums) -> None:
+            # All ranks of a tensor axis know the sums; they count once.
+            counted = mine if parts.grid.tensor.rank == 0 else Sums()
+            numbers = np.array([*counted, float(stop)])
+            under_way.append(NumberGather(parts.grid.world, numbers, timeout_s=config.network.peer_timeout_s))
+
+        def loss(output: Floats, part: slice) -> LossResult:
+            return parts.loss(output, samples.y[part], total)
+
         with self._event("read"):
             indices, samples = parts.loader.samples(step - 1)
         total = parts.sampler.global_count(step - 1)
         context = Context(train=True, key=noise_key(config.train.seed, step, DROPOUT_STREAM), samples=indices)
         parts.grads.flat[:] = 0
-        with self._event("forward"):
-            output, cache = parts.model.forward(parts.params, samples.x, context)
-        smoothing, weights = config.model.label_smoothing, parts.class_weights
-        loss = loss_of(config.model.task, output, samples, total, label_smoothing=smoothing, class_weights=weights)
-        mine = np.array([loss.loss_sum, loss.weight, loss.metric_sum, float(stop)])
-        sums = NumberGather(parts.grid.data, mine, timeout_s=config.network.peer_timeout_s)
         parts.exchange.begin(step)
-        with self._event("backward"):
-            parts.model.backward(parts.params, cache, loss.dout, parts.grads, finished=self._finished(step))
-        parts.exchange.finished(self._held_back)
+        parts.pipeline.run(
+            parts.params,
+            parts.grads,
+            samples.x,
+            context,
+            loss=loss,
+            finished=self._finished(step),
+            forward_done=forward_done,
+        )
+        parts.exchange.finished([*self._held_back, *parts.shared_sums.add()])
         self._held_back = []
-        return sums
+        return under_way[0]
 
     @contextmanager
     def _event(self, what: str) -> Iterator[None]:
@@ -151,10 +180,11 @@ class Loop:
     def _finished(self, step: int) -> Callable[[list[str]], None]:
         def finished(names: list[str]) -> None:
             self._break_gradients(names, step)
+            ready = self.parts.shared_sums.hold(names)
             if self.parts.exchange.overlap:
-                self.parts.exchange.finished(names)
+                self.parts.exchange.finished(ready)
             else:
-                self._held_back += names
+                self._held_back += ready
 
         return finished
 
@@ -168,19 +198,33 @@ class Loop:
             for name in names:
                 self.parts.grads[name][...] = fault.value
 
-    def _update(self, lr: float) -> float:
-        """Accept the exchange and move the weights; return the norm of the gradient before clipping."""
+    def _agreed_norm(self, *, accepted: bool) -> float | None:
+        """Return the norm of the whole model's gradient; None where some rank of the replica must reject the step.
+
+        Collective over the replica; the ranks of a data axis know the same already, so all ranks of the world agree.
+        """
+        parts = self.parts
+        squares = sum(sum_of_squares(parts.grads.flat[a:b]) for a, b in parts.counted_ranges) if accepted else 0.0
+        mine = np.array([squares, float(not accepted)])
+        timeout_s = parts.config.network.peer_timeout_s
+        total, rejected = NumberGather(parts.grid.replica, mine, timeout_s=timeout_s).wait().sum_in_order()
+        return None if rejected else sqrt(total)
+
+    def _update(self, lr: float, norm: float) -> None:
+        """Accept the exchange and move the weights; ``norm`` is that of the gradient before clipping."""
         parts = self.parts
         parts.exchange.commit()
+        parts.pipeline.commit()
         limit = parts.config.train.clip_norm
-        norm = clip_by_norm(parts.grads, limit)[0] if limit else global_norm(parts.grads)
+        if limit and (factor := clip_factor(norm, limit)) < 1:
+            scale(parts.grads, factor)
         parts.optimizer.step(parts.params, parts.grads, parts.optimizer_state, lr)
         self.counters.skipped_in_a_row = 0
-        return norm
 
-    def _skip(self, step: int) -> float | None:
+    def _skip(self, step: int) -> None:
         """Reject the exchange: weights, moments and memories stay as they are, on all ranks."""
         self.parts.exchange.rollback()
+        self.parts.pipeline.rollback()
         self.counters.skipped += 1
         self.counters.skipped_in_a_row += 1
         names = self.parts.exchange.not_finite()
@@ -191,11 +235,10 @@ class Loop:
             )
         if self.counters.skipped_in_a_row > self.parts.config.train.max_skips:
             raise self._diverged(step, names)
-        return None
 
     def _diverged(self, step: int, names: list[str]) -> DivergedError:
-        """Build the same error on all ranks. Collective over the data axis."""
-        found = cast(list[list[str]], gather(self.parts.grid.data, names))
+        """Build the same error on all ranks. Collective over the world."""
+        found = cast(list[list[str]], gather(self.parts.grid.world, names))
         rank = next((rank for rank, tensors in enumerate(found) if tensors), 0)
         where = f"first in {found[rank][0]} on rank {rank}" if found[rank] else "in the sums"
         error = DivergedError(

@@ -6,29 +6,24 @@ import time
 from pathlib import Path
 from typing import cast
 
-from msgspec import structs
-
 from mpitrain.checkpoint.store import CheckpointStore
-from mpitrain.comm.agreement import agree, broadcast, gather, same_everywhere
-from mpitrain.comm.fault import VARIABLE, FaultHook, unread_variables
-from mpitrain.comm.frame import MAX_MESSAGE_BYTES
+from mpitrain.comm.agreement import agree, gather, same_everywhere
+from mpitrain.comm.fault import FaultHook
 from mpitrain.comm.grid import Axis, Comm, ProcessGrid
-from mpitrain.comm.machine import Level, shared_memory_findings
 from mpitrain.comm.runtime import Position
 from mpitrain.comm.signals import StopRequest
 from mpitrain.config.load import Resolved
-from mpitrain.config.schema import TrainConfig
 from mpitrain.errors import DivergedError, StoppedEarlyError
-from mpitrain.partition import GridShape
 from mpitrain.train.build import build
 from mpitrain.train.console import Narrator
 from mpitrain.train.evaluate import Score, evaluate
-from mpitrain.train.hashing import params_sha256
+from mpitrain.train.hashing import fingerprint
 from mpitrain.train.loop import Loop
 from mpitrain.train.runfolder import Row, RunFolder
 from mpitrain.train.session import Resume, Session
+from mpitrain.train.start import fit_grid, known_before, prepare, stop_rules, warn, warn_of_host
 from mpitrain.train.stopping import StopWish
-from mpitrain.train.summary import Throughput, describe, progress_line, summarize, timeline
+from mpitrain.train.summary import Throughput, progress_line, summarize, timeline
 
 
 def train(
@@ -72,120 +67,24 @@ def train(
     world = Axis(comm, "world")
     faults = agree(world, lambda: FaultHook.from_environment(world.rank))
     same_everywhere(world, [*resolved.lines(), f"--resume {resume}"], "the configurations")
-    resolved, shape = _fit_grid(resolved, world)
+    resolved, shape = fit_grid(resolved, world)
     config, folder = resolved.config, RunFolder(Path(resolved.config.run.folder))
     agree(world, lambda: folder.check_free(resume=resume is not None, overwrite=overwrite))
 
     with ProcessGrid(comm, shape) as grid:
         narrator = Narrator(world.rank, config.train.steps, bar=bar)
-        _warn(resolved, faults, narrator)
-        _warn_of_host(world, narrator)
-        parts = build(config, grid)
+        warn(resolved, faults, narrator)
+        warn_of_host(world, narrator)
+        parts = build(config, grid, known_before(config, folder, grid.world, resumed=resume is not None))
         agree(world, lambda: faults.check_tensors(parts.params.keys()))
         store = CheckpointStore(folder.checkpoints, grid.world, config.checkpoint.keep, faults)
         wish = StopWish(stop or StopRequest(), faults, config.run)
         loop = Loop(parts, wish, narrator, faults, position or Position())
         session = Session(resolved, parts, folder, store, loop, wish, narrator, faults)
         try:
-            return _prepare(session, resume, overwrite=overwrite) or _run(session, begin)
+            return prepare(session, resume, overwrite=overwrite) or _run(session, begin)
         finally:
             session.close()
-
-
-def _fit_grid(resolved: Resolved, world: Axis) -> tuple[Resolved, GridShape]:
-    """Fill in the ranks of the data axis."""
-    parallel = resolved.config.parallel
-    shape = agree(world, lambda: GridShape.fit(world.size, parallel.dp, 1, 1))
-    config = structs.replace(resolved.config, parallel=structs.replace(parallel, dp=shape.dp))
-    return Resolved(config, resolved.sources), shape
-
-
-def _warn(resolved: Resolved, faults: FaultHook, narrator: Narrator) -> None:
-    """Tell what was set and has no effect, and what breaks this run on purpose."""
-    if faults.text:
-        narrator.say(f"FAULTS ON PURPOSE: {VARIABLE}={faults.text}")
-    for warning in [*resolved.warnings(), *unread_variables()]:
-        narrator.say(f"warning   {warning}")
-
-
-def _warn_of_host(world: Axis, narrator: Narrator) -> None:
-    """Have one rank of every host tell where shared memory will not do. Collective over ``world``."""
-    here = _ranks_of_host(world)
-    if world.size > 1 and here[0] == world.rank:
-        for finding in shared_memory_findings(len(here)):
-            if finding.level is not Level.OK:
-                narrator.warn(str(finding))
-
-
-def _prepare(session: Session, resume: Resume | None, *, overwrite: bool) -> Row | None:
-    """Give all replicas the same weights, new or from a checkpoint, and open the run folder.
-
-    Returns the summary of a run that is complete, which is left as it is.
-    """
-    parts, world = session.parts, session.world
-    resumed = resume is not None and session.load(resume)
-    if resumed and (summary := _complete(session)):
-        ended = f"change train.{summary['stopped']}, which ended it," if summary.get("stopped") else "raise train.steps"
-        session.narrator.say(f"the run in {session.folder.path} is complete; {ended} to go on")
-        return summary
-    if not resumed:
-        if resume == "auto":
-            every = parts.config.checkpoint.every
-            agree(world, lambda: session.folder.check_not_lost(every) if session.writes else None)
-        parts.params.initialize(parts.config.train.seed)
-        timeout_s = parts.config.network.peer_timeout_s
-        broadcast(world, parts.params.flat, timeout_s=timeout_s, piece_bytes=MAX_MESSAGE_BYTES)
-    same_everywhere(world, params_sha256(parts.params), "the weights before the first step")
-    _open_folder(session, resume if resumed else None, overwrite=overwrite)
-    return None
-
-
-def _open_folder(session: Session, resume: Resume | None, *, overwrite: bool) -> None:
-    """Set aside or drop what this start makes again, and say what begins. Collective over the world."""
-    step = session.loop.counters.step
-    leads = _ranks_of_host(session.world)[0] == session.world.rank
-    writes = session.writes or (leads and not session.parts.config.run.shared_fs)
-    session.held = agree(session.world, lambda: session.folder.hold() if writes else None)
-    moved = session.store.set_aside_after(step) if resume is not None else []
-
-    def begin() -> int:
-        if not writes:
-            return 0
-        return session.folder.begin(
-            session.resolved,
-            overwrite=overwrite,
-            resumed_step=step if resume is not None else None,
-            aside=session.folder.checkpoints / moved[0] if moved else None,
-            ranks=session.world.size,
-        )
-
-    start = agree(session.world, begin)
-    for line in describe(session.parts):
-        session.narrator.say(line)
-    if moved:
-        session.narrator.say(f"aside     the steps after {step} are now {', '.join(moved)}")
-    if resume is not None:
-        session.narrator.say(f"resume    from step {step} (start {start} of this run)")
-
-
-def _complete(session: Session) -> Row | None:
-    """Return the summary of a resumed run that had come to its end, also an early one. Collective over the world."""
-    summary = cast("Row | None", gather(session.world, session.folder.summary())[0])
-    step, config = session.loop.counters.step, session.parts.config.train
-    if not summary or summary.get("steps") != step:
-        return None
-    ended_early = summary.get("stopped") and summary.get("stop_rules") == _stop_rules(config)
-    return summary if step == config.steps or ended_early else None
-
-
-def _stop_rules(config: TrainConfig) -> dict[str, object]:
-    return {"target": config.target, "patience": config.patience}
-
-
-def _ranks_of_host(world: Axis) -> list[int]:
-    """List the ranks that run on this host, this one among them. Collective over ``world``."""
-    hosts = gather(world, os.uname().nodename)
-    return [rank for rank, host in enumerate(hosts) if host == hosts[world.rank]]
 
 
 def _run(session: Session, begin: float) -> Row:
@@ -266,9 +165,8 @@ def _write_timeline(session: Session) -> None:
 def _finish(session: Session, result: Score, ended: str | None, throughput: Throughput, *, wall_s: float) -> Row:
     """Compare the replicas, add up what all ranks did, and mark the run as complete."""
     parts = session.parts
-    sha256 = params_sha256(parts.params)
-    reports = cast(list[tuple[str, str]], gather(session.world, [sha256, os.uname().nodename]))
-    hashes, hosts = zip(*reports, strict=True)
+    weights = fingerprint(session.world, parts.params)
+    hosts = gather(session.world, os.uname().nodename)
     per_rank = [
         {"rank": rank, "host": host, **totals}
         for rank, (host, totals) in enumerate(zip(hosts, session.totals(), strict=True))
@@ -277,12 +175,12 @@ def _finish(session: Session, result: Score, ended: str | None, throughput: Thro
         _write_timeline(session)
     summary = summarize(parts, result, steps=session.loop.counters.step, per_rank=per_rank) | {
         "stopped": ended,
-        "stop_rules": _stop_rules(parts.config.train),
+        "stop_rules": stop_rules(parts.config.train),
         "wall_s": wall_s,
         "steps_timed": throughput.steps,
         "samples_per_s": throughput.samples_per_s,
-        "param_sha256": sha256,
-        "replicas_identical": len(set(hashes)) == 1,
+        "param_sha256": weights.sha256,
+        "replicas_identical": not weights.differing,
     }
     agree(session.world, lambda: session.folder.finish(summary) if session.writes else None)
     if ended:

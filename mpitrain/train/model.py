@@ -1,0 +1,118 @@
+"""From a configuration to the model: whole, and the part of it that this rank holds."""
+
+from dataclasses import dataclass
+from math import prod
+
+import numpy as np
+import numpy.typing as npt
+from msgspec import structs
+
+from mpitrain.config.schema import Config
+from mpitrain.data.dataset import Dataset
+from mpitrain.nn.layer import Chain
+from mpitrain.nn.models import Mlp, Transformer
+from mpitrain.nn.split import WHOLE, TensorSplit
+from mpitrain.parallel.cuts import check_cuts, cuts, stage_layers
+from mpitrain.parallel.units import Unit, units
+from mpitrain.partition import GridShape
+
+
+@dataclass(frozen=True)
+class Part:
+    """What one rank holds of the model.
+
+    Attributes
+    ----------
+    chunks : list of Chain
+        Its pieces, in forward order; one, unless stages are interleaved.
+    cuts : list of int
+        First units of all pieces of the model but the first.
+    cut_shapes : list of tuple of int
+        What leaves every piece of the model but the last, of one sample, as this rank would hold it.
+    """
+
+    chunks: list[Chain]
+    cuts: list[int]
+    cut_shapes: list[tuple[int, ...]]
+
+
+def make_model(config: Config, dataset: Dataset, split: TensorSplit = WHOLE) -> Chain:
+    """Build the model, or one tensor-parallel part of it, that fits the data set's windows and outputs.
+
+    Raises
+    ------
+    ConfigError
+        Sizes that ``split`` does not divide.
+    """
+    model = config.model
+    if model.kind == "mlp":
+        return Mlp(
+            inputs=prod(dataset.input_shape),
+            hidden=model.hidden,
+            outputs=dataset.num_outputs,
+            dropout=model.dropout,
+            split=split,
+        )
+    return Transformer(
+        task=model.task,
+        time=dataset.input_shape[0],
+        d_model=model.d_model,
+        blocks=model.layers,
+        heads=model.heads,
+        d_ff=model.d_ff or 4 * model.d_model,
+        outputs=dataset.num_outputs,
+        features=None if dataset.vocabulary else dataset.input_shape[1],
+        vocabulary=dataset.vocabulary or None,
+        causal=model.causal,
+        dropout=model.dropout,
+        split=split,
+        tied=model.tied,
+        recompute=config.parallel.recompute,
+    )
+
+
+def make_small_model(config: Config, dataset: Dataset) -> Chain:
+    """Build a model of the same kinds of layers that costs next to nothing: what compiles it compiles the real one."""
+    model, heads = config.model, 2
+    small = structs.replace(model, d_model=2 * heads, heads=heads, d_ff=2, layers=1, hidden=(2,) * len(model.hidden[:2]))
+    return make_model(structs.replace(config, model=small), dataset)
+
+
+def units_of(config: Config, dataset: Dataset, split: TensorSplit = WHOLE) -> list[Unit]:
+    """Count what the model can be cut into."""
+    return units(make_model(config, dataset, split), dataset.input_shape, input_dtype(dataset))
+
+
+def input_dtype(dataset: Dataset) -> npt.DTypeLike:
+    """Return the type of a model's input: floats, or tokens."""
+    return np.uint8 if dataset.vocabulary else np.float32
+
+
+def make_part(config: Config, dataset: Dataset, shape: GridShape, rank: int, split: TensorSplit) -> Part:
+    """Build what a rank holds.
+
+    Parameters
+    ----------
+    rank : int
+        In the world of ``shape``.
+    split : TensorSplit
+        Of the tensor axis that the rank belongs to.
+
+    Raises
+    ------
+    ConfigError
+        More stages than the model has units, or cuts that do not fit it.
+    """
+    _, stage, tp = shape.coordinates(rank)
+    chunks = config.parallel.chunks or 1
+    pieces = shape.pp * chunks
+    whole = units_of(config, dataset)
+    given = config.parallel.cuts
+    chosen = check_cuts(given, whole, pieces) if given else cuts(whole, pieces)
+    # The same layers however they are split: what is counted on the whole model holds for the parts.
+    here = units_of(config, dataset, TensorSplit(tp, shape.tp, sequence=config.parallel.sequence))
+    return Part(
+        chunks=stage_layers(make_model(config, dataset, split), here, chosen, shape.pp, chunks)[stage],
+        cuts=chosen,
+        cut_shapes=[here[cut - 1].output_shape for cut in chosen],
+    )
