@@ -96,7 +96,7 @@ class StepReader:
             ]
             if damage := judge(self.axis, checks, timeout_s=self.timeout_s)[1]:
                 return damage
-            # A file that cannot be read from here on has changed since, or its disk fails: no reason to go further back.
+            # A file that cannot be read from here on has changed since, or its disk fails: an older step is no remedy.
             own, sent = _split(blocks, readers)
             agree(self.axis, lambda: self._take(own, shards, wanted), timeout_s=self.timeout_s)
             for batch in plan_rounds(sent, readers):
