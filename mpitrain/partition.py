@@ -77,6 +77,9 @@ class GridShape:
         """Ranks that the grid covers."""
         return self.dp * self.pp * self.tp
 
+    def __str__(self) -> str:
+        return f"dp={self.dp} pp={self.pp} tp={self.tp}"
+
     def coordinates(self, rank: int) -> tuple[int, int, int]:
         """Return (dp, pp, tp) of a rank."""
         return rank // (self.pp * self.tp), rank // self.tp % self.pp, rank % self.tp

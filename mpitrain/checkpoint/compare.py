@@ -3,13 +3,11 @@
 from contextlib import ExitStack
 from dataclasses import dataclass
 from math import sqrt
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from mpitrain.arrays import Floats
-from mpitrain.checkpoint.files import open_shard
+from mpitrain.checkpoint.files import OpenShards
 from mpitrain.checkpoint.inspection import MEMORIES, Inspection
 from mpitrain.checkpoint.pieces import assemble
 
@@ -45,33 +43,22 @@ class Difference:
 
 
 def compare(first: Inspection, other: Inspection) -> list[Difference]:
-    """Compare all tensors; the memories of ranks only where as many ranks wrote both steps."""
+    """Compare all tensors as wholes; the memories of ranks only where ranks of the same grid wrote both steps."""
     names = list(first.tensors) + [name for name in other.tensors if name not in first.tensors]
-    if not have_same_ranks(first, other):
+    if not have_same_grid(first, other):
         names = [name for name in names if not name.startswith(f"{MEMORIES}/")]
     with ExitStack() as stack:
-        shards = _Open(stack)
+        shards = OpenShards(stack)
         return [_compare(name, first, other, shards) for name in names]
 
 
-def have_same_ranks(first: Inspection, other: Inspection) -> bool:
-    """Tell whether as many ranks wrote both steps."""
-    return len(first.shards) == len(other.shards)
+def have_same_grid(first: Inspection, other: Inspection) -> bool:
+    """Tell whether as many ranks wrote both steps, and, as far as that is known, in the same layout."""
+    layouts = {found.record.layout for found in (first, other) if found.record}
+    return len(first.shards) == len(other.shards) and len(layouts) <= 1
 
 
-class _Open(dict[Path, Any]):
-    """Shards, opened when they are first asked for, and closed with ``stack``."""
-
-    def __init__(self, stack: ExitStack) -> None:
-        super().__init__()
-        self._stack = stack
-
-    def __missing__(self, path: Path) -> Any:
-        self[path] = self._stack.enter_context(open_shard(path))
-        return self[path]
-
-
-def _compare(name: str, first: Inspection, other: Inspection, shards: _Open) -> Difference:
+def _compare(name: str, first: Inspection, other: Inspection, shards: OpenShards) -> Difference:
     one, two = first.tensors.get(name), other.tensors.get(name)
     if one is None or two is None:
         return Difference(name, ONLY_OTHER if one is None else ONLY_FIRST)

@@ -4,7 +4,8 @@ import contextlib
 import hashlib
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
 
@@ -13,6 +14,7 @@ import numpy as np
 
 from mpitrain.arrays import Floats
 from mpitrain.checkpoint.snapshot import Meta
+from mpitrain.checkpoint.tensor_record import TensorRecord
 from mpitrain.errors import CheckpointError, DamageError
 from mpitrain.partition import ShardSpec
 
@@ -23,6 +25,9 @@ DAMAGE = (OSError, RuntimeError, KeyError, TypeError, ValueError)
 MARKS = ("global_shape", "start", "stop")
 """Attributes of a tensor's dataset: its place in the whole."""
 
+WHOLE: Mapping[str, ShardSpec] = {}
+"""Of tensors that are not split."""
+
 
 def shard_name(rank: int) -> str:
     """Name the file of a rank."""
@@ -32,6 +37,27 @@ def shard_name(rank: int) -> str:
 def temporary_of(path: Path) -> Path:
     """Name the file that becomes ``path`` once it is whole."""
     return path.with_name(f".{path.name}.tmp")
+
+
+def check_names(names: Iterable[str]) -> None:
+    """Refuse names that HDF5 cannot tell apart: it reads them as paths of groups.
+
+    Raises
+    ------
+    CheckpointError
+        A name with an empty part, or one that is also the group of another.
+    """
+    known = set(names)
+    for name in sorted(known):
+        parts = name.split("/")
+        if any(part in ("", ".") for part in parts):
+            raise CheckpointError(
+                f"checkpoint: {name!r} cannot be the name of an array; no part of it may be '' or '.'"
+            )
+        for count in range(1, len(parts)):
+            group = "/".join(parts[:count])
+            if group in known:
+                raise CheckpointError(f"checkpoint: arrays {group!r} and {name!r} cannot both be kept; rename one")
 
 
 def write_durably(path: Path, write: Callable[[Path], None]) -> None:
@@ -74,13 +100,15 @@ def _write_hdf5(path: Path, fill: Callable[[Any], None]) -> None:
     path.write_bytes(image)
 
 
-def write_shard(path: Path, tensors: dict[str, Floats], local: dict[str, Floats]) -> None:
+def write_shard(
+    path: Path, tensors: Mapping[str, Floats], local: Mapping[str, Floats], shards: Mapping[str, ShardSpec] = WHOLE
+) -> None:
     """Write one rank's arrays: ``tensors`` with their place in the whole, ``local`` as they are."""
 
     def fill(file: Any) -> None:
         for name, values in tensors.items():
             dataset = file.create_dataset(f"tensors/{name}", data=values)
-            spec = ShardSpec.whole(values.shape)
+            spec = shards.get(name) or ShardSpec.whole(values.shape)
             for key in MARKS:
                 dataset.attrs[key] = np.array(getattr(spec, key), np.int64)
         for name, values in local.items():
@@ -89,7 +117,7 @@ def write_shard(path: Path, tensors: dict[str, Floats], local: dict[str, Floats]
     write_durably(path, lambda temporary: _write_hdf5(temporary, fill))
 
 
-def verify_shard(path: Path, tensors: dict[str, Floats], local: dict[str, Floats]) -> None:
+def verify_shard(path: Path, tensors: Mapping[str, Floats], local: Mapping[str, Floats]) -> None:
     """Read a shard back and compare it bit by bit with the arrays it was written from.
 
     Raises
@@ -117,15 +145,16 @@ def open_shard(path: Path) -> Any:
         raise DamageError(f"checkpoint: cannot read {path}: {error}") from None
 
 
-def read_into(file: Any, name: str, out: Floats) -> None:
-    """Fill ``out`` with a dataset of exactly its shape and type; raises CheckpointError."""
-    values = read_array(file, name)
-    if values.shape != out.shape or values.dtype != out.dtype:
-        raise CheckpointError(
-            f"checkpoint: {file.filename}: {name} is {values.dtype} {values.shape}, "
-            f"but this model needs {out.dtype} {out.shape}; resume with the configuration that wrote it"
-        )
-    out[...] = values
+class OpenShards(dict[Path, Any]):
+    """Shards, opened when they are first asked for, and closed with ``stack``."""
+
+    def __init__(self, stack: ExitStack) -> None:
+        super().__init__()
+        self._stack = stack
+
+    def __missing__(self, path: Path) -> Any:
+        self[path] = self._stack.enter_context(open_shard(path))
+        return self[path]
 
 
 def read_array(file: Any, name: str) -> Floats:
@@ -138,17 +167,69 @@ def read_array(file: Any, name: str) -> Floats:
     raise CheckpointError(f"checkpoint: {file.filename} holds no {name}; resume with the configuration that wrote it")
 
 
-def write_index(path: Path, tensors: dict[str, Floats], owners: dict[str, int], meta: Meta) -> None:
+def check_dataset(file: Any, name: str, shape: tuple[int, ...], dtype: str) -> None:
+    """Refuse a dataset that is not there, or of another shape or type; raises CheckpointError."""
+    try:
+        dataset = file.get(name)
+        found = None if dataset is None else (dataset.shape, str(dataset.dtype))
+    except DAMAGE as error:
+        raise DamageError(f"checkpoint: {file.filename}: cannot read {name}: {error}") from None
+    if found is None:
+        raise CheckpointError(
+            f"checkpoint: {file.filename} holds no {name}; resume with the configuration that wrote it"
+        )
+    if found != (shape, dtype):
+        raise CheckpointError(
+            f"checkpoint: {file.filename}: {name} is {found[1]} {found[0]}, but {dtype} {shape} is needed; "
+            "resume with the configuration that wrote it"
+        )
+
+
+def list_names(file: Any, group: str) -> set[str]:
+    """Name the datasets right in a group; raises DamageError."""
+    try:
+        return set(file[group]) if group in file else set()
+    except DAMAGE as error:
+        raise DamageError(f"checkpoint: {file.filename}: cannot list {group}: {error}") from None
+
+
+def read_part(file: Any, name: str, index: tuple[slice, ...]) -> Floats:
+    """Read a part of a dataset; raises DamageError."""
+    try:
+        return cast(Floats, file[name][index])
+    except DAMAGE as error:
+        raise DamageError(f"checkpoint: {file.filename}: cannot read {name}: {error}") from None
+
+
+def write_index(path: Path, tensors: Mapping[str, TensorRecord], meta: Meta) -> None:
     """Write a file in which any HDF5 viewer sees whole tensors, virtual datasets over the shards, and the facts."""
 
     def fill(file: Any) -> None:
-        for name, values in tensors.items():
-            layout = h5py.VirtualLayout(values.shape, values.dtype)
-            layout[...] = h5py.VirtualSource(shard_name(owners[name]), f"tensors/{name}", shape=values.shape)
+        for name, tensor in tensors.items():
+            layout = h5py.VirtualLayout(tensor.shape, tensor.dtype)
+            for rank, spec in tensor.places():
+                layout[spec.slices] = h5py.VirtualSource(shard_name(rank), f"tensors/{name}", shape=spec.shape)
             file.create_virtual_dataset(f"tensors/{name}", layout)
         file.create_dataset("meta", data=json.dumps(meta), dtype=h5py.string_dtype("utf-8"))
 
     write_durably(path, lambda temporary: _write_hdf5(temporary, fill))
+
+
+def index_entries(path: Path) -> dict[str, tuple[tuple[int, ...], str]]:
+    """List the shape and type of the tensors of an index; raises DamageError."""
+    found: dict[str, tuple[tuple[int, ...], str]] = {}
+
+    def visit(name: str, item: Any) -> None:
+        if isinstance(item, h5py.Dataset):
+            found[name] = (item.shape, str(item.dtype))
+
+    with open_shard(path) as file:
+        try:
+            if "tensors" in file:
+                file["tensors"].visititems(visit)
+        except DAMAGE as error:
+            raise DamageError(f"checkpoint: {path}: cannot list its tensors: {error}") from None
+    return found
 
 
 def read_meta(path: Path) -> Meta:

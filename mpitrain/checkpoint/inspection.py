@@ -5,18 +5,17 @@ import tomllib
 from dataclasses import dataclass, field
 from math import prod, sqrt
 from pathlib import Path
-from typing import Any
 
-import h5py
 import numpy as np
 
 from mpitrain.arrays import Floats
 from mpitrain.checkpoint import files
-from mpitrain.checkpoint.pieces import Piece, contradiction, list_pieces
+from mpitrain.checkpoint.pieces import Piece, disagreement, list_pieces
 from mpitrain.checkpoint.record import COMMIT, Commit, read_commit
 from mpitrain.checkpoint.snapshot import Meta
 from mpitrain.checkpoint.steps import step_number
-from mpitrain.errors import CheckpointError, DamageError
+from mpitrain.checkpoint.tensor_record import TensorRecord
+from mpitrain.errors import CheckpointError
 
 MEMORIES = "memories"
 """First part of the names of what ranks keep for themselves: ``memories/RANK/NAME``."""
@@ -168,27 +167,10 @@ def _look_at_index(found: Inspection) -> None:
         if found.record:
             files.check_digest(path, found.record.index)
         found.meta = files.read_meta(path)
-        with files.open_shard(path) as file:
-            for name, shape, dtype in _index_entries(file):
-                nbytes = prod(shape) * dtype.itemsize
-                found.tensors[name] = Tensor(name, shape, str(dtype), nbytes)
+        for name, (shape, dtype) in files.index_entries(path).items():
+            found.tensors[name] = Tensor(name, shape, dtype, prod(shape) * np.dtype(dtype).itemsize)
     except CheckpointError as error:
         found.note(error)
-
-
-def _index_entries(file: Any) -> list[tuple[str, tuple[int, ...], Any]]:
-    entries: list[tuple[str, tuple[int, ...], Any]] = []
-
-    def visit(name: str, item: Any) -> None:
-        if isinstance(item, h5py.Dataset):
-            entries.append((name, item.shape, item.dtype))
-
-    try:
-        if "tensors" in file:
-            file["tensors"].visititems(visit)
-    except files.DAMAGE as error:
-        raise DamageError(f"checkpoint: {file.filename}: cannot list its tensors: {error}") from None
-    return entries
 
 
 def _shard_names(found: Inspection) -> list[str]:
@@ -238,16 +220,16 @@ def _tensor_of(found: Inspection, piece: Piece) -> Tensor:
 
 def _look_at_tensors(found: Inspection) -> None:
     """Check that every tensor is whole, is what record and index say, and has finite values."""
-    owners = found.record.owners if found.record else {}
-    for name in sorted(set(owners) - set(found.tensors)):
+    recorded = found.record.tensors if found.record else {}
+    for name in sorted(set(recorded) - set(found.tensors)):
         found.note(f"{found.folder}: {name} is in the commit record, but nowhere else")
     sound = {shard.name for shard in found.shards if shard.sound}
     for name, tensor in found.tensors.items():
-        if found.record and tensor.kind != MEMORIES and name not in owners:
+        if found.record and tensor.kind != MEMORIES and name not in recorded:
             found.note(f"{found.folder}: {name} is not in the commit record")
         if not tensor.pieces:
             # A shard that is gone or damaged was told already; its tensors need no line each.
-            if name not in owners or files.shard_name(owners[name]) in sound:
+            if name not in recorded or any(shard in sound for shard in _shards_of(recorded[name])):
                 found.note(f"{found.folder}: no shard holds {name}")
             continue
         _look_at_whole(found, tensor, all_sound=len(sound) == len(found.shards))
@@ -257,10 +239,25 @@ def _look_at_tensors(found: Inspection) -> None:
 
 
 def _look_at_whole(found: Inspection, tensor: Tensor, *, all_sound: bool) -> None:
-    reason = contradiction(tensor.pieces)
+    reason = disagreement(tensor.pieces)
     first = tensor.pieces[0]
     if not reason and (first.spec.global_shape, str(first.dtype)) != (tensor.shape, tensor.dtype):
         reason = f"it is {first.dtype} {first.spec.global_shape}, but {tensor.dtype} {tensor.shape} in the index"
+    if not reason and found.record and (saved := found.record.tensors.get(tensor.name)):
+        reason = _misplaced(tensor, saved)
     tensor.readable = not reason
     if reason and all_sound:
         found.note(f"{found.folder}: {tensor.name} is not whole: {reason}")
+
+
+def _shards_of(tensor: TensorRecord) -> set[str]:
+    return {files.shard_name(rank) for rank, _ in tensor.places()}
+
+
+def _misplaced(tensor: Tensor, saved: TensorRecord) -> str:
+    """Say where a whole tensor is not what the record says, by which it is loaded; empty where it is."""
+    there = {(piece.path.name, piece.spec) for piece in tensor.pieces}
+    recorded = {(files.shard_name(rank), spec) for rank, spec in saved.places()}
+    if saved.dtype != tensor.dtype or there != recorded:
+        return "type, shape or pieces are not those in the commit record"
+    return ""

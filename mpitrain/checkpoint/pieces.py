@@ -2,7 +2,6 @@
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations
 from math import prod
 from pathlib import Path
 from typing import Any, cast
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpitrain.arrays import Floats
+from mpitrain.checkpoint.coverage import contradiction, is_place
 from mpitrain.checkpoint.files import DAMAGE, MARKS, read_array
 from mpitrain.errors import DamageError
 from mpitrain.partition import ShardSpec
@@ -70,33 +70,19 @@ def _piece(path: Path, group: str, name: str, dataset: Any) -> Piece:
         spec = ShardSpec(*(tuple(int(number) for number in dataset.attrs[key]) for key in MARKS))
     else:
         spec = ShardSpec.whole(dataset.shape)
-    whole, start, stop = spec.global_shape, spec.start, spec.stop
-    dims = len(whole) == len(start) == len(stop) == len(dataset.shape)
-    if not (dims and all(0 <= a <= b <= n for a, b, n in zip(start, stop, whole, strict=True))):
-        raise ValueError(f"{name} lies at {start} to {stop} of {whole}")
+    if not is_place(spec):
+        raise ValueError(f"{name} lies at {spec.start} to {spec.stop} of {spec.global_shape}")
     if spec.shape != dataset.shape:
-        raise ValueError(f"{name} has shape {dataset.shape}, but lies at {start} to {stop}")
+        raise ValueError(f"{name} has shape {dataset.shape}, but lies at {spec.start} to {spec.stop}")
     return Piece(path, group, name, spec, dataset.dtype)
 
 
-def contradiction(pieces: list[Piece]) -> str:
-    """Say why pieces do not cover their tensor exactly once; empty where they do."""
-    shapes = {piece.spec.global_shape for piece in pieces}
-    types = {piece.dtype for piece in pieces}
-    if len(shapes) > 1 or len(types) > 1:
-        return f"its shards disagree about its shape or type ({sorted(map(str, shapes | types))})"
-    (whole,) = shapes
-    covered = sum(prod(piece.spec.shape) for piece in pieces)
-    if any(_overlap(one.spec, other.spec) for one, other in combinations(pieces, 2)):
-        return "its shards overlap"
-    if covered != prod(whole):
-        return f"its shards hold {covered:,} of its {prod(whole):,} elements"
-    return ""
-
-
-def _overlap(one: ShardSpec, other: ShardSpec) -> bool:
-    ranges = zip(one.start, one.stop, other.start, other.stop, strict=True)
-    return all(max(a, c) < min(b, d) for a, b, c, d in ranges)
+def disagreement(pieces: list[Piece]) -> str:
+    """Say why pieces do not make one whole tensor; empty where they do."""
+    types = sorted({str(piece.dtype) for piece in pieces})
+    if len(types) > 1:
+        return f"its shards disagree about its type ({', '.join(types)})"
+    return contradiction([piece.spec for piece in pieces])
 
 
 def assemble(pieces: list[Piece], files: Mapping[Path, Any]) -> Floats:

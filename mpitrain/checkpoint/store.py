@@ -7,21 +7,27 @@ kill at any moment leaves the previous step as it was. An older step goes only a
 import errno
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import cast
 
+import msgspec
+
 from mpitrain.arrays import Floats
 from mpitrain.checkpoint import files
+from mpitrain.checkpoint.claims import Claim, assign_pieces, claims_of
 from mpitrain.checkpoint.loading import Loader
 from mpitrain.checkpoint.record import COMMIT, Commit, write_commit
-from mpitrain.checkpoint.snapshot import Meta, Snapshot, assign_owners, check_names
+from mpitrain.checkpoint.snapshot import Meta, Snapshot
 from mpitrain.checkpoint.steps import aside_folder, asides, committed_steps, marked_steps, step_folder, step_folders
+from mpitrain.checkpoint.tensor_record import TensorRecord
+from mpitrain.checkpoint.verdict import refuse
 from mpitrain.comm.agreement import agree, gather
 from mpitrain.comm.fault import FaultHook, kill_self
 from mpitrain.comm.grid import Axis
 from mpitrain.errors import CheckpointError
+from mpitrain.partition import ShardSpec
 
 
 def _tell(text: str) -> None:
@@ -65,23 +71,39 @@ class CheckpointStore:
         """
         self.set_aside_after(snapshot.step - 1)
         folder = step_folder(self.root, snapshot.step)
-        owners = assign_owners(snapshot.tensors, self.axis.size)
-        mine = {name: values for name, values in snapshot.tensors.items() if owners[name] == self.axis.rank}
+        tensors = self._assign(snapshot)
+        mine = self._mine(tensors, snapshot)
         digest = agree(self.axis, lambda: self._write(folder, mine, snapshot), timeout_s=self.timeout_s)
         digests = gather(self.axis, digest, timeout_s=self.timeout_s)
-        agree(self.axis, lambda: self._commit(folder, snapshot, owners, digests), timeout_s=self.timeout_s)
+        agree(self.axis, lambda: self._commit(folder, snapshot, tensors, digests), timeout_s=self.timeout_s)
         replaced = cast(list[str], gather(self.axis, self._replaced(snapshot.step), timeout_s=self.timeout_s)[0])
         if replaced:
             # The records first, so that a kill leaves no step that counts and lacks shards.
             agree(self.axis, lambda: self._uncommit(replaced), timeout_s=self.timeout_s)
             agree(self.axis, lambda: self._remove(replaced), timeout_s=self.timeout_s)
 
+    def _assign(self, snapshot: Snapshot) -> dict[str, TensorRecord]:
+        """Choose on all ranks alike who writes what."""
+        mine = msgspec.to_builtins(claims_of("tensors", snapshot.tensors, snapshot.shards))
+        claims = msgspec.convert(gather(self.axis, mine, timeout_s=self.timeout_s), list[list[Claim]])
+        try:
+            tensors = assign_pieces(claims)
+            files.check_names(tensors)
+        except CheckpointError as error:
+            refuse(str(error))
+        return tensors
+
+    def _mine(self, tensors: dict[str, TensorRecord], snapshot: Snapshot) -> dict[str, Floats]:
+        """Select what this rank writes: of a tensor the whole part that it holds, or nothing."""
+        rank = self.axis.rank
+        ranks = {name: {piece.rank for piece in tensor.pieces} for name, tensor in tensors.items()}
+        return {name: values for name, values in snapshot.tensors.items() if rank in ranks[name]}
+
     def _write(self, folder: Path, mine: dict[str, Floats], snapshot: Snapshot) -> str:
-        check_names(snapshot.tensors)
-        check_names(snapshot.local)
+        files.check_names(snapshot.local)
         path = folder / files.shard_name(self.axis.rank)
         self.faults.slow_save(snapshot.step)
-        files.write_shard(path, mine, snapshot.local)
+        files.write_shard(path, mine, snapshot.local, snapshot.shards)
         if self.faults.find("kill_save", snapshot.step):
             kill_self()
         if self.faults.find("corrupt_save", snapshot.step):
@@ -89,16 +111,19 @@ class CheckpointStore:
         files.verify_shard(path, mine, snapshot.local)
         return files.checksum(path)
 
-    def _commit(self, folder: Path, snapshot: Snapshot, owners: dict[str, int], digests: list[object]) -> None:
+    def _commit(
+        self, folder: Path, snapshot: Snapshot, tensors: dict[str, TensorRecord], digests: list[object]
+    ) -> None:
         if self.axis.rank:
             return
-        files.write_index(folder / files.INDEX, snapshot.tensors, owners, snapshot.meta)
+        files.write_index(folder / files.INDEX, tensors, snapshot.meta)
         record = Commit(
             step=snapshot.step,
             ranks=self.axis.size,
+            layout=snapshot.layout,
             shards={files.shard_name(rank): cast(str, digest) for rank, digest in enumerate(digests)},
             index=files.checksum(folder / files.INDEX),
-            owners=owners,
+            tensors=tensors,
             fixed=snapshot.fixed,
         )
         write_commit(folder, record)
@@ -180,17 +205,20 @@ class CheckpointStore:
     ) -> Meta:
         """Fill the arrays of ``snapshot`` from one step, the same on all ranks. Collective over the axis.
 
+        Any number of ranks in any layout may have saved it. A shard must lie on the disk of some rank.
+
         Parameters
         ----------
         snapshot : Snapshot
             Its ``fixed`` settings must be those of the step. Its arrays are written to, its ``step`` and ``meta`` set;
-            after an error the arrays hold anything.
+            after an error the arrays hold anything. ``local`` comes back where as many ranks in the same ``layout``
+            saved it, and is left as it is elsewhere.
         step : int, optional
             This step and no other; the newest where left out.
         fallback : bool
             Where the newest step is damaged on any rank, take the newest one that is sound on all; not with ``step``.
         warn : callable
-            Told on rank 0, once for every file that made a step unusable.
+            Told on rank 0, once for every file that made a step unusable, and where ``local`` does not come back.
 
         Returns
         -------
@@ -200,20 +228,28 @@ class CheckpointStore:
         Raises
         ------
         CheckpointError
-            On all ranks: nothing to load, no such step, damaged files with no sound step to fall back to; another
-            number of ranks, other settings, or another model, for which there is no fallback.
+            On all ranks: nothing to load, no such step, damaged files with no sound step to fall back to; other
+            settings, or another model, for which there is no fallback.
         """
         return self._loader.load(snapshot, step=step, fallback=fallback, warn=warn)
 
-    def load_tensors(self, tensors: dict[str, Floats], *, step: int | None = None) -> Meta:
-        """Fill whole tensors by name from a step of any number of ranks. Collective over the axis.
+    def load_tensors(
+        self,
+        tensors: Mapping[str, Floats],
+        *,
+        shards: Mapping[str, ShardSpec] = files.WHOLE,
+        step: int | None = None,
+    ) -> Meta:
+        """Fill tensors by name from a step of any number of ranks in any layout. Collective over the axis.
 
-        Every rank reads the shards that it needs, and only if their checksums hold; so all shards must lie on its disk.
+        Shards that hold nothing of them are not read.
 
         Parameters
         ----------
         tensors : dict
-            Names as in `Snapshot.tensors`, any part of them; arrays of the saved shapes and types, written to.
+            Names as in `Snapshot.tensors`, some of them, which may differ by rank; written to.
+        shards : dict
+            As in `Snapshot.shards`.
         step : int, optional
             This step and no other; the newest where left out.
 
@@ -227,7 +263,7 @@ class CheckpointStore:
         CheckpointError
             On all ranks: no such step, a damaged or absent shard, or another model.
         """
-        return self._loader.load_tensors(tensors, step=step)
+        return self._loader.load_tensors(tensors, shards, step=step)
 
     @property
     def _loader(self) -> Loader:

@@ -1,10 +1,10 @@
 """``mpitrain inspect``: what a checkpoint holds, whether it is sound, and how it differs from another.
 
-JSON is one object: ``path step sound problems format ranks num_parameters bytes bytes_params bytes_optimizer
+JSON is one object: ``path step sound problems format ranks layout num_parameters bytes bytes_params bytes_optimizer
 bytes_memories`` and the lists ``fixed`` (settings that a resumed run must share), ``shards`` (``name bytes sound``),
 ``tensors`` (``name kind shape dtype shards bytes min max rms nan infinite``), ``steps`` (``name step state bytes``; of
 a folder of checkpoints) and ``leftovers``. With OTHER also ``identical`` (the same tensors with the same bits),
-``memories_identical`` (null where other numbers of ranks wrote them, or a shard is damaged), ``other`` (an object like
+``memories_identical`` (null where ranks of another grid wrote them, or a shard is damaged), ``other`` (an object like
 this one) and ``comparison`` (``name state max_abs_difference relative_difference``). What is unknown or no number is
 null.
 """
@@ -19,8 +19,9 @@ from pathlib import Path
 
 import msgspec
 
-from mpitrain.checkpoint.compare import EQUAL, Difference, compare, have_same_ranks
+from mpitrain.checkpoint.compare import EQUAL, Difference, compare, have_same_grid
 from mpitrain.checkpoint.inspection import MEMORIES, Inspection, Tensor, inspect_step
+from mpitrain.checkpoint.record import Commit
 from mpitrain.checkpoint.survey import Survey, survey
 from mpitrain.errors import CheckpointError, ExitCode
 from mpitrain.train.runfolder import CHECKPOINTS
@@ -108,7 +109,7 @@ def _all_equal(differences: list[Difference]) -> bool:
 
 def _memories_equal(views: Sequence[View], differences: list[Difference]) -> bool | None:
     whole = all(shard.sound for view in views for shard in view.found.shards)
-    if not (whole and have_same_ranks(views[0].found, views[1].found)):
+    if not (whole and have_same_grid(views[0].found, views[1].found)):
         return None
     return all(difference.state == EQUAL for difference in differences if difference.is_memory)
 
@@ -122,6 +123,7 @@ def _view_record(view: View) -> Row:
         "problems": found.problems,
         "format": found.record.format if found.record else None,
         "ranks": found.record.ranks if found.record else None,
+        "layout": found.record.layout if found.record else None,
         "num_parameters": _num_elements(found.of_kind("params")),
         "bytes": sum(shard.nbytes or 0 for shard in found.shards),
         **{f"bytes_{kind}": sum(tensor.nbytes for tensor in found.of_kind(kind)) for kind in KINDS},
@@ -164,7 +166,7 @@ def _text(view: View, *, all_tensors: bool) -> list[str]:
     lines = [f"checkpoint  {found.folder}{newest}"]
     lines += _table("step", [[s.name, s.state, _mb(s.nbytes)] for s in view.survey.steps])
     lines += [f"leftover    {name}" for name in [*view.survey.leftovers, *found.leftovers]]
-    lines += [f"written     at step {found.step} by {record.ranks} ranks, format {record.format}"] if record else []
+    lines += [f"written     {_origin(record)}"] if record else []
     rows = [[s.name, _mb(s.nbytes or 0), "sound" if s.sound else "NOT SOUND"] for s in found.shards]
     lines += _table("shard", [*rows, ["together", _mb(sum(shard.nbytes or 0 for shard in found.shards)), ""]])
     lines += _table("holds", [_kind_row(kind, found.of_kind(kind)) for kind in KINDS if found.of_kind(kind)])
@@ -174,6 +176,11 @@ def _text(view: View, *, all_tensors: bool) -> list[str]:
         lines += _table("tensor", [header, *(_tensor_row(tensor) for tensor in found.tensors.values())])
     lines += [f"problem     {problem}" for problem in found.problems]
     return [*lines, "verdict     sound" if found.sound else f"verdict     NOT SOUND: {len(found.problems)} problems"]
+
+
+def _origin(record: Commit) -> str:
+    layout = f" ({record.layout})" if record.layout else ""
+    return f"at step {record.step} by {record.ranks} ranks{layout}, format {record.format}"
 
 
 def _kind_row(kind: str, tensors: list[Tensor]) -> list[str]:
@@ -213,8 +220,8 @@ def _comparison(views: Sequence[View], differences: list[Difference], *, all_ten
     lines = _table("compared", [header, *rows] if rows else [])
     if len(others) > len(shown):
         lines.append(f"            and {len(others) - SHOWN} more; --tensors lists all")
-    if not have_same_ranks(views[0].found, views[1].found):
-        lines.append("memories    not compared: other numbers of ranks wrote them")
+    if not have_same_grid(views[0].found, views[1].found):
+        lines.append("memories    not compared: ranks of another grid wrote them")
     verdict = "identical" if differences else "nothing to compare"
     verdict = f"differ in {len(others)} of {len(differences)} tensors" if others else verdict
     return [*lines, f"comparison  {verdict}"]

@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 from mpi4py import MPI
 
-from mpitrain.arrays import Floats
+from mpitrain.arrays import Bytes, Floats
 from mpitrain.comm.grid import Axis
 from mpitrain.comm.waiting import wait_all
 from mpitrain.errors import BY_EXIT_CODE, ConfigError, MpitrainError
@@ -134,7 +134,7 @@ def sum_arrays(axis: Axis, values: npt.NDArray[np.float64]) -> None:
     wait_all([request], f"all ranks of the {axis.name} axis", timeout_s=START_TIMEOUT_S)
 
 
-def broadcast(axis: Axis, values: Floats, *, timeout_s: float, piece_bytes: int, root: int = 0) -> None:
+def broadcast(axis: Axis, values: Floats | Bytes, *, timeout_s: float, piece_bytes: int, root: int = 0) -> None:
     """Overwrite ``values`` (contiguous, same size on all ranks) with those of ``root``. Collective over ``axis``."""
     flat = values.reshape(-1).view(np.uint8)
     requests = [

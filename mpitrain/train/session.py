@@ -28,15 +28,14 @@ FIXED = (
     "data.",
     "exchange.",
     "optim.kind",
-    "parallel.",
     "train.seed",
     "train.batch_size",
     "train.class_weights",
 )
-"""Settings that a resumed run shares with its past, or it would silently become another one."""
+"""Settings that a resumed run shares with its past, or it would silently become another one. The grid may change."""
 
-FREE = ("data.path", "data.readers", "exchange.overlap")
-"""Of these, the ones that change no bit."""
+FREE = ("data.path", "data.readers", "exchange.overlap", "model.tied = false")
+"""Of these, the ones that change no bit; and what was so before there was a choice."""
 
 
 @dataclass
@@ -79,9 +78,12 @@ class Session:
     def snapshot(self) -> Snapshot:
         """Collect views of everything that the next step depends on. Collective."""
         parts, counters = self.parts, self.loop.counters
-        tensors = {f"params/{name}": values for name, values in parts.params.items()}
-        for buffer_name, buffer in parts.optimizer_state.buffers.items():
-            tensors |= {f"optimizer/{buffer_name}/{name}": values for name, values in buffer.items()}
+        buffers = {"params": parts.params} | {
+            f"optimizer/{name}": buffer for name, buffer in parts.optimizer_state.buffers.items()
+        }
+        tensors = {f"{kind}/{name}": values for kind, buffer in buffers.items() for name, values in buffer.items()}
+        specs = parts.params.layout.specs
+        shards = {f"{kind}/{spec.name}": spec.shard for kind in buffers for spec in specs if spec.shard}
         local = {name: state.current for name, state in parts.exchange.state().items()}
         meta = {
             "config": self.resolved.to_toml(),
@@ -95,7 +97,7 @@ class Session:
         read = [line for line in self.resolved.lines() if line.partition(" ")[0] not in unread_keys(parts.config)]
         fixed = [line for line in read if line.startswith(FIXED) and not line.startswith(FREE)]
         fixed += [f"the data's hash = {parts.dataset.content}"] * bool(parts.dataset.content)
-        return Snapshot(counters.step, tensors, local, meta, fixed)
+        return Snapshot(counters.step, tensors, local, meta, fixed, shards, str(parts.grid.shape))
 
     def load(self, resume: Resume) -> bool:
         """Fill the live buffers from a checkpoint; return whether there was one. Collective.
@@ -119,12 +121,12 @@ class Session:
             error.agreed = True
             raise error
         self.parts.optimizer_state.step = cast(int, meta["optimizer_step"])
-        self.loop.counters = _counters(snapshot.step, meta, self.world.rank)
+        self.loop.counters = _counters(snapshot.step, meta, self.world)
         return True
 
 
-def _counters(step: int, meta: Mapping[str, object], rank: int) -> Counters:
-    totals = dict(cast(list[dict[str, float]], meta["totals"])[rank])
+def _counters(step: int, meta: Mapping[str, object], world: Axis) -> Counters:
+    totals = _totals(cast(list[dict[str, float]], meta["totals"]), world)
     return Counters(
         step=step,
         skipped=cast(int, meta["skipped"]),
@@ -133,3 +135,10 @@ def _counters(step: int, meta: Mapping[str, object], rank: int) -> Counters:
         traffic=Traffic(**totals),  # type: ignore[arg-type]
         progress=Progress(**cast(dict[str, float], meta["progress"])),  # type: ignore[arg-type]
     )
+
+
+def _totals(saved: list[dict[str, float]], world: Axis) -> dict[str, float]:
+    """Take over what this rank has done; rank 0 stands for all those of a run on another number of ranks."""
+    if len(saved) == world.size:
+        return dict(saved[world.rank])
+    return {key: sum(totals[key] for totals in saved) if world.rank == 0 else 0 for key in saved[0]}
