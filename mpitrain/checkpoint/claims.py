@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from mpitrain.arrays import Floats
+from mpitrain.arrays import Floats, Ints
 from mpitrain.checkpoint.coverage import contradiction
 from mpitrain.checkpoint.tensor_record import PieceRecord, TensorRecord
 from mpitrain.errors import CheckpointError
@@ -40,7 +40,7 @@ class Claim:
         return prod(self.spec.shape) * np.dtype(self.dtype).itemsize
 
 
-def claims_of(group: str, arrays: Mapping[str, Floats], shards: Mapping[str, ShardSpec]) -> list[Claim]:
+def claims_of(group: str, arrays: Mapping[str, Floats | Ints], shards: Mapping[str, ShardSpec]) -> list[Claim]:
     """Describe the arrays of this rank; one that ``shards`` does not name is a whole tensor."""
     found = []
     for name, values in arrays.items():

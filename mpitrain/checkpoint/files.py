@@ -12,7 +12,7 @@ from typing import Any, cast
 import h5py
 import numpy as np
 
-from mpitrain.arrays import Floats
+from mpitrain.arrays import Floats, Ints
 from mpitrain.checkpoint.snapshot import Meta
 from mpitrain.checkpoint.tensor_record import TensorRecord
 from mpitrain.errors import CheckpointError, DamageError
@@ -101,7 +101,10 @@ def _write_hdf5(path: Path, fill: Callable[[Any], None]) -> None:
 
 
 def write_shard(
-    path: Path, tensors: Mapping[str, Floats], local: Mapping[str, Floats], shards: Mapping[str, ShardSpec] = WHOLE
+    path: Path,
+    tensors: Mapping[str, Floats],
+    local: Mapping[str, Floats | Ints],
+    shards: Mapping[str, ShardSpec] = WHOLE,
 ) -> None:
     """Write one rank's arrays: ``tensors`` with their place in the whole, ``local`` as they are."""
 
@@ -111,13 +114,13 @@ def write_shard(
             spec = shards.get(name) or ShardSpec.whole(values.shape)
             for key in MARKS:
                 dataset.attrs[key] = np.array(getattr(spec, key), np.int64)
-        for name, values in local.items():
-            file.create_dataset(f"local/{name}", data=values)
+        for name, array in local.items():
+            file.create_dataset(f"local/{name}", data=array)
 
     write_durably(path, lambda temporary: _write_hdf5(temporary, fill))
 
 
-def verify_shard(path: Path, tensors: Mapping[str, Floats], local: Mapping[str, Floats]) -> None:
+def verify_shard(path: Path, tensors: Mapping[str, Floats], local: Mapping[str, Floats | Ints]) -> None:
     """Read a shard back and compare it bit by bit with the arrays it was written from.
 
     Raises

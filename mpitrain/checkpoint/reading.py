@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import numpy as np
 
-from mpitrain.arrays import Bytes, Floats
+from mpitrain.arrays import Bytes, Floats, Ints
 from mpitrain.checkpoint import files
 from mpitrain.checkpoint.claims import Claim, claims_of
 from mpitrain.checkpoint.record import Commit
@@ -31,7 +31,7 @@ class Wanted:
     """Arrays that this rank wants to have filled, as in `Snapshot`; ``local`` is None where no rank wants its own."""
 
     tensors: Mapping[str, Floats]
-    local: Mapping[str, Floats] | None
+    local: Mapping[str, Floats | Ints] | None
     shards: Mapping[str, ShardSpec]
 
     def claims(self) -> list[Claim]:
@@ -41,7 +41,8 @@ class Wanted:
     def place(self, block: Block, values: Floats) -> None:
         """Copy what a block has of an array of this rank."""
         is_tensor = block.group == "tensors"
-        array = (self.tensors if is_tensor else self.local or {})[block.name]
+        arrays: Mapping[str, Floats | Ints] = self.tensors if is_tensor else self.local or {}
+        array = arrays[block.name]
         spec = self.shards.get(block.name) if is_tensor else None
         place(block, values, array, spec or ShardSpec.whole(array.shape))
 

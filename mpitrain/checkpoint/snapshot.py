@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from mpitrain.arrays import Floats
+from mpitrain.arrays import Floats, Ints
 from mpitrain.partition import ShardSpec
 
 Meta = dict[str, object]
@@ -35,7 +35,7 @@ class Snapshot:
 
     step: int
     tensors: dict[str, Floats]
-    local: dict[str, Floats]
+    local: dict[str, Floats | Ints]
     meta: Meta = field(default_factory=dict)
     fixed: list[str] = field(default_factory=list)
     shards: dict[str, ShardSpec] = field(default_factory=dict)

@@ -6,7 +6,7 @@ from math import prod
 
 import numpy as np
 
-from mpitrain.arrays import Floats
+from mpitrain.arrays import Floats, Ints
 from mpitrain.checkpoint.claims import Claim
 from mpitrain.checkpoint.coverage import cut_rows, index_in, overlap
 from mpitrain.checkpoint.tensor_record import TensorRecord
@@ -127,7 +127,7 @@ def plan_rounds(blocks: Sequence[Block], readers: Mapping[int, int]) -> list[dic
     return rounds
 
 
-def place(block: Block, values: Floats, array: Floats, spec: ShardSpec) -> None:
+def place(block: Block, values: Floats, array: Floats | Ints, spec: ShardSpec) -> None:
     """Copy what a block and an array share of their tensor into the array, which is the part ``spec`` of it."""
     if shared := overlap(block.part, spec):
         array[index_in(spec, shared)] = values[index_in(block.part, shared)]

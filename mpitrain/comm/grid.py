@@ -1,5 +1,6 @@
 """One axis of the process grid, and the grid that owns the communicators."""
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -73,6 +74,7 @@ class ProcessGrid:
         if shape.size != comm.Get_size():
             raise LaunchError(f"grid of {shape.size} ranks on a communicator of {comm.Get_size()}")
         self.shape = shape
+        self._others: list[Axis] = []
         self.world = Axis(comm.Dup(), "world")
         dp, pp, tp = shape.coordinates(self.world.rank)
         self.data = self._split("data", pp * shape.tp + tp, dp)
@@ -80,12 +82,22 @@ class ProcessGrid:
         self.tensor = self._split("tensor", dp * shape.pp + pp, tp)
         self.replica = self._split("replica", dp, pp * shape.tp + tp)
 
+    def among(self, axis: Axis, ranks: Collection[int], name: str) -> Axis | None:
+        """Build the axis of some ranks of ``axis``, freed with the grid. Collective over ``axis``.
+
+        Returns None on the other ranks.
+        """
+        mine = axis.rank in ranks
+        built = Axis(axis.comm.Split(int(mine), axis.rank), name)
+        self._others.append(built)
+        return built if mine else None
+
     def _split(self, name: str, colour: int, key: int) -> Axis:
         return Axis(self.world.comm.Split(colour, key), name)
 
     def close(self) -> None:
         """Free the communicators. Collective."""
-        for axis in (self.replica, self.tensor, self.pipeline, self.data, self.world):
+        for axis in (*self._others, self.replica, self.tensor, self.pipeline, self.data, self.world):
             axis.comm.Free()
 
     def __enter__(self) -> "ProcessGrid":

@@ -28,7 +28,7 @@ class Shared:
     Attributes
     ----------
     axis : Axis
-        The holders; owned by `SharedTensors`.
+        The holders; owned by the grid.
     specs : list of ParamSpec
         In forward order.
     """
@@ -54,12 +54,11 @@ class SharedTensors:
     """
 
     def __init__(self, grid: ProcessGrid, specs: Sequence[ParamSpec]) -> None:
-        self._owned: list[Axis] = []
         self.groups: dict[str, Shared] = {}
         self.holders: dict[str, str] = {}
         stages = cast(list[list[str]], gather(grid.pipeline, [spec.name for spec in specs]))
         for on in _tied_stages(stages):
-            axis = self._split(grid.pipeline, on)
+            axis = grid.among(grid.pipeline, on, "pipeline (stages that share a tensor)")
             names = [name for name in stages[on[0]] if _stages_of(name, stages) == on]
             if axis is not None:
                 self._add(f"stages {', '.join(map(str, on))}", axis, [spec for spec in specs if spec.name in names])
@@ -71,24 +70,10 @@ class SharedTensors:
         self.groups[label] = Shared(axis, specs)
         self.holders.update({spec.name: label for spec in specs})
 
-    def _split(self, pipeline: Axis, on: tuple[int, ...]) -> Axis | None:
-        """Build the axis of some stages; None where this one is not among them. Collective over the pipeline."""
-        mine = pipeline.rank in on
-        comm = pipeline.comm.Split(0 if mine else 1, pipeline.rank)
-        axis = Axis(comm, "stages that share a tensor")
-        self._owned.append(axis)
-        return axis if mine else None
-
     def counts(self, name: str) -> bool:
         """Tell whether this rank counts the tensor in sums over the replica: one of its holders does."""
         label = self.holders.get(name)
         return label is None or self.groups[label].axis.rank == 0
-
-    def close(self) -> None:
-        """Free the communicators. Collective over the pipeline axis."""
-        for axis in self._owned:
-            axis.comm.Free()
-        self._owned = []
 
 
 def _stages_of(name: str, stages: list[list[str]]) -> tuple[int, ...]:

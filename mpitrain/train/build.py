@@ -27,7 +27,7 @@ from mpitrain.parallel.tensor import TensorParallel
 from mpitrain.params import Layout, Params, ParamSpec
 from mpitrain.train.exchange import SyncExchange, check_rules, group_of
 from mpitrain.train.loss import TaskLoss
-from mpitrain.train.model import Part, input_dtype, make_model, make_part, make_small_model
+from mpitrain.train.model import Part, input_dtype, make_part, make_small_model
 
 
 @dataclass(frozen=True)
@@ -87,15 +87,39 @@ class Parts:
             return [(0, layout.size)]
         return [(segment.start, segment.stop) for segment in counted]
 
+    @property
+    def num_parameters(self) -> int:
+        """Elements of the whole model."""
+        return sum(self.part.sizes.values())
+
+    @property
+    def layout(self) -> str:
+        """Say in words what decides which memories a rank has."""
+        parallel = self.config.parallel
+        words = [str(self.grid.shape)]
+        if parallel.pp > 1:
+            words.append(f"cuts={','.join(map(str, self.part.cuts))}")
+        if parallel.pp > 1 and parallel.memory != "none":
+            words.append(f"{parallel.codec} with memory {parallel.memory} of {parallel.reference_mb:g} MB")
+        return " ".join(words)
+
+    def array_bytes(self) -> dict[str, int]:
+        """Account for the arrays that this rank keeps, in bytes; activations at their peak so far."""
+        memories = [half for state in self.exchange.state().values() for half in (state.current, state.next)]
+        kept = {
+            "params_bytes": self.params.flat.nbytes,
+            "grads_bytes": self.grads.flat.nbytes,
+            "optimizer_bytes": sum(buffer.flat.nbytes for buffer in self.optimizer_state.buffers.values()),
+            "memories_bytes": sum(half.nbytes for half in memories) + self.pipeline.reference_bytes,
+            "activations_bytes": self.pipeline.peak_bytes,
+        }
+        return kept | {"array_bytes": sum(kept.values())}
+
     def traffic_inside(self) -> Traffic:
         """Take what this rank has spent within its replica since the last call."""
         spent = self.pipeline.traffic + self.tensor.traffic + self.shared_sums.traffic
         self.pipeline.traffic, self.tensor.traffic, self.shared_sums.traffic = Traffic(), Traffic(), Traffic()
         return spent
-
-    def close(self) -> None:
-        """Free communicators. Collective over the replica."""
-        self.shared.close()
 
 
 def build(config: Config, grid: ProcessGrid, learned: Learned | None = None) -> Parts:
@@ -129,16 +153,13 @@ def build(config: Config, grid: ProcessGrid, learned: Learned | None = None) -> 
     grads = params.zeros_like()
     reducer = make_reducer(config.exchange.collective, grid.data, transport)
     exchange = SyncExchange(reducer, grads, config.exchange, seed=config.train.seed, shared=shared.holders)
-    names = [spec.name for spec in make_model(config, dataset).specs()]
-    agree(grid.world, lambda: check_rules(names, config.exchange))
-    optim = config.optim
+    agree(grid.world, lambda: check_rules(part.sizes, config.exchange))
     loss = TaskLoss(
         task=config.model.task,
         label_smoothing=config.model.label_smoothing,
         class_weights=_class_weights(config, dataset, sampler, grid.data),
-        axis=grid.tensor,
+        split=tensor,
         vocabulary=dataset.num_outputs,
-        timeout_s=config.network.peer_timeout_s,
     )
     return Parts(
         config=config,
@@ -156,13 +177,7 @@ def build(config: Config, grid: ProcessGrid, learned: Learned | None = None) -> 
         grads=grads,
         optimizer=optimizer,
         optimizer_state=optimizer.init(params),
-        schedule=Schedule(
-            kind=optim.schedule,
-            lr=optim.lr,
-            total_steps=config.train.steps,
-            warmup_steps=optim.warmup_steps,
-            min_ratio=optim.min_lr_ratio,
-        ),
+        schedule=make_schedule(config.optim, config.train.steps),
         exchange=exchange,
         loss=loss,
         learned=known,
@@ -253,6 +268,17 @@ def make_optimizer(optim: OptimConfig) -> Optimizer:
     if optim.kind == "sgd":
         return Sgd(momentum=optim.momentum, nesterov=optim.nesterov, weight_decay=optim.weight_decay)
     return AdamW(beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay)
+
+
+def make_schedule(optim: OptimConfig, steps: int) -> Schedule:
+    """Build the learning rate over the steps of a run."""
+    return Schedule(
+        kind=optim.schedule,
+        lr=optim.lr,
+        total_steps=steps,
+        warmup_steps=optim.warmup_steps,
+        min_ratio=optim.min_lr_ratio,
+    )
 
 
 def _streams(config: Config) -> set[tuple[str, str, bool]]:

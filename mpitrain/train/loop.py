@@ -1,6 +1,6 @@
 """The training loop: read, forward, backward, exchange, update; decisions only from what all ranks know.
 
-What a replica does between its ranks (stages of the pipeline, parts of layers) is the pipeline's and the layers' affair;
+What a replica does between its ranks (stages, parts of layers) is the affair of the pipeline and of the layers;
 the loop sees one forward and backward, gradients that are finished, and one norm.
 """
 

@@ -4,11 +4,11 @@ from dataclasses import dataclass
 from typing import cast
 
 from mpitrain.arrays import Floats, Ints
-from mpitrain.comm.grid import Axis
 from mpitrain.config.schema import Task
 from mpitrain.data.dataset import NO_TARGET
 from mpitrain.nn.loss import LossResult, cross_entropy, squared_error
 from mpitrain.parallel.loss import vocab_parallel_cross_entropy
+from mpitrain.parallel.tensor import TensorParallel
 
 
 @dataclass(frozen=True)
@@ -18,24 +18,21 @@ class TaskLoss:
     Attributes
     ----------
     task : str
+    split : TensorParallel
+        How the outputs of "lm" are split.
+    vocabulary : int
+        K of "lm".
     label_smoothing : float
         For training only.
     class_weights : (K,) float array or None
         For training only; their mean over the training samples is 1.
-    axis : Axis
-        The tensor axis, over which the outputs of "lm" are split.
-    vocabulary : int
-        K of "lm".
-    timeout_s : float
-        Patience with the axis.
     """
 
     task: Task
-    label_smoothing: float
-    class_weights: Floats | None
-    axis: Axis
+    split: TensorParallel
     vocabulary: int
-    timeout_s: float
+    label_smoothing: float = 0.0
+    class_weights: Floats | None = None
 
     def __call__(self, output: Floats, targets: Floats | Ints, total: float, *, train: bool = True) -> LossResult:
         """Compare outputs with targets; ``total`` is the number of samples of all ranks.
@@ -59,7 +56,6 @@ class TaskLoss:
             labels,
             total_weight=total,
             weights=is_target,
-            axis=self.axis,
+            split=self.split,
             vocabulary=self.vocabulary,
-            timeout_s=self.timeout_s,
         )

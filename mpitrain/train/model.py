@@ -29,11 +29,14 @@ class Part:
         First units of all pieces of the model but the first.
     cut_shapes : list of tuple of int
         What leaves every piece of the model but the last, of one sample, as this rank would hold it.
+    sizes : dict of str to int
+        Elements of every tensor of the whole model.
     """
 
     chunks: list[Chain]
     cuts: list[int]
     cut_shapes: list[tuple[int, ...]]
+    sizes: dict[str, int]
 
 
 def make_model(config: Config, dataset: Dataset, split: TensorSplit = WHOLE) -> Chain:
@@ -74,7 +77,9 @@ def make_model(config: Config, dataset: Dataset, split: TensorSplit = WHOLE) -> 
 def make_small_model(config: Config, dataset: Dataset) -> Chain:
     """Build a model of the same kinds of layers that costs next to nothing: what compiles it compiles the real one."""
     model, heads = config.model, 2
-    small = structs.replace(model, d_model=2 * heads, heads=heads, d_ff=2, layers=1, hidden=(2,) * len(model.hidden[:2]))
+    small = structs.replace(
+        model, d_model=2 * heads, heads=heads, d_ff=2, layers=1, hidden=(2,) * len(model.hidden[:2])
+    )
     return make_model(structs.replace(config, model=small), dataset)
 
 
@@ -115,4 +120,5 @@ def make_part(config: Config, dataset: Dataset, shape: GridShape, rank: int, spl
         chunks=stage_layers(make_model(config, dataset, split), here, chosen, shape.pp, chunks)[stage],
         cuts=chosen,
         cut_shapes=[here[cut - 1].output_shape for cut in chosen],
+        sizes={spec.name: spec.size for unit in whole for spec in unit.specs},
     )

@@ -76,7 +76,7 @@ def train(
         warn(resolved, faults, narrator)
         warn_of_host(world, narrator)
         parts = build(config, grid, known_before(config, folder, grid.world, resumed=resume is not None))
-        agree(world, lambda: faults.check_tensors(parts.params.keys()))
+        agree(world, lambda: faults.check_tensors(parts.part.sizes))
         store = CheckpointStore(folder.checkpoints, grid.world, config.checkpoint.keep, faults)
         wish = StopWish(stop or StopRequest(), faults, config.run)
         loop = Loop(parts, wish, narrator, faults, position or Position())
@@ -166,10 +166,11 @@ def _finish(session: Session, result: Score, ended: str | None, throughput: Thro
     """Compare the replicas, add up what all ranks did, and mark the run as complete."""
     parts = session.parts
     weights = fingerprint(session.world, parts.params)
-    hosts = gather(session.world, os.uname().nodename)
-    per_rank = [
-        {"rank": rank, "host": host, **totals}
-        for rank, (host, totals) in enumerate(zip(hosts, session.totals(), strict=True))
+    about = {"host": os.uname().nodename, "parameters": parts.params.layout.num_parameters, **parts.array_bytes()}
+    everywhere = cast(list[Row], gather(session.world, about))
+    per_rank: list[Row] = [
+        {"rank": rank, **mine, **totals}
+        for rank, (mine, totals) in enumerate(zip(everywhere, session.totals(), strict=True))
     ]
     if session.loop.events:
         _write_timeline(session)

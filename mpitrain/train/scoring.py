@@ -9,10 +9,11 @@ from mpitrain.comm.fault import FaultHook
 from mpitrain.comm.grid import Axis, Comm, ProcessGrid
 from mpitrain.config.load import Resolved, read_config, resolve
 from mpitrain.errors import ConfigError
-from mpitrain.partition import GridShape
 from mpitrain.train.build import Learned, build
 from mpitrain.train.evaluate import evaluate
 from mpitrain.train.runfolder import CONFIG, Row, RunFolder
+from mpitrain.train.session import named
+from mpitrain.train.start import fit_grid
 
 
 def score_run(folder: RunFolder, comm: Comm, overrides: list[str], *, step: int | None = None) -> Row:
@@ -40,13 +41,13 @@ def score_run(folder: RunFolder, comm: Comm, overrides: list[str], *, step: int 
     world = Axis(comm, "world")
     resolved = agree(world, lambda: _read(folder.path, overrides))
     same_everywhere(world, resolved.lines(), "the configurations")
-    shape = agree(world, lambda: GridShape.fit(world.size, None, 1, 1))
+    resolved, shape = fit_grid(resolved, world)
     with ProcessGrid(comm, shape) as grid:
         store = CheckpointStore(folder.checkpoints, grid.world, resolved.config.checkpoint.keep, FaultHook("", 0))
         meta = store.load_tensors({}, step=step)
         parts = build(resolved.config, grid, Learned(**cast(dict[str, list[str]], meta["learned"])))  # type: ignore[arg-type]
-        tensors = {f"params/{name}": values for name, values in parts.params.items()}
-        store.load_tensors(tensors, step=cast(int, meta["step"]))
+        tensors, shards = named("params", parts.params)
+        store.load_tensors(tensors, shards=shards, step=cast(int, meta["step"]))
         result = evaluate(parts)
     return {
         "run": str(folder.path),
@@ -59,11 +60,10 @@ def score_run(folder: RunFolder, comm: Comm, overrides: list[str], *, step: int 
 
 
 def _read(folder: Path, overrides: list[str]) -> Resolved:
-    """Read the configuration of a run, without the number of ranks that trained it."""
+    """Read the configuration of a run, without the grid that trained it."""
     path = folder / CONFIG
     if not path.is_file():
         raise ConfigError(f"eval: {folder} is not a run folder: it has no {CONFIG}; give the run.folder of a training")
     tree = read_config(path)
-    if isinstance(parallel := tree.get("parallel"), dict):
-        parallel.pop("dp", None)
+    tree.pop("parallel", None)
     return resolve(tree, str(path), overrides)

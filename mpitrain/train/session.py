@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import BinaryIO, Literal, cast
 
+from mpitrain.arrays import Floats
 from mpitrain.checkpoint.snapshot import Snapshot
 from mpitrain.checkpoint.store import CheckpointStore
 from mpitrain.collectives.base import Traffic
@@ -13,6 +14,8 @@ from mpitrain.comm.grid import Axis
 from mpitrain.config.load import Resolved
 from mpitrain.config.validate import unread_keys
 from mpitrain.errors import ConfigError
+from mpitrain.params import Params
+from mpitrain.partition import ShardSpec
 from mpitrain.train.build import Parts
 from mpitrain.train.console import Narrator
 from mpitrain.train.loop import Counters, Loop
@@ -72,19 +75,21 @@ class Session:
     def totals(self) -> list[dict[str, float]]:
         """Gather what every rank has sent and how it has spent its time, in the order of ranks. Collective."""
         counters = self.loop.counters
-        mine = {**asdict(counters.traffic), "compute_s": counters.compute_s}
+        mine = {
+            **asdict(counters.traffic),
+            "replica_bytes": counters.replica_bytes,
+            "compute_s": counters.compute_s,
+        }
         return cast(list[dict[str, float]], gather(self.world, mine))
 
     def snapshot(self) -> Snapshot:
         """Collect views of everything that the next step depends on. Collective."""
         parts, counters = self.parts, self.loop.counters
-        buffers = {"params": parts.params} | {
-            f"optimizer/{name}": buffer for name, buffer in parts.optimizer_state.buffers.items()
-        }
-        tensors = {f"{kind}/{name}": values for kind, buffer in buffers.items() for name, values in buffer.items()}
-        specs = parts.params.layout.specs
-        shards = {f"{kind}/{spec.name}": spec.shard for kind in buffers for spec in specs if spec.shard}
-        local = {name: state.current for name, state in parts.exchange.state().items()}
+        tensors, shards = named("params", parts.params)
+        for name, buffer in parts.optimizer_state.buffers.items():
+            more, places = named(f"optimizer/{name}", buffer)
+            tensors, shards = tensors | more, shards | places
+        local = {name: state.current for name, state in parts.exchange.state().items()} | parts.pipeline.state()
         meta = {
             "config": self.resolved.to_toml(),
             "optimizer_step": parts.optimizer_state.step,
@@ -97,7 +102,7 @@ class Session:
         read = [line for line in self.resolved.lines() if line.partition(" ")[0] not in unread_keys(parts.config)]
         fixed = [line for line in read if line.startswith(FIXED) and not line.startswith(FREE)]
         fixed += [f"the data's hash = {parts.dataset.content}"] * bool(parts.dataset.content)
-        return Snapshot(counters.step, tensors, local, meta, fixed, shards, str(parts.grid.shape))
+        return Snapshot(counters.step, tensors, local, meta, fixed, shards, parts.layout)
 
     def load(self, resume: Resume) -> bool:
         """Fill the live buffers from a checkpoint; return whether there was one. Collective.
@@ -125,6 +130,12 @@ class Session:
         return True
 
 
+def named(kind: str, buffer: Params) -> tuple[dict[str, Floats], dict[str, ShardSpec]]:
+    """Name the tensors of a buffer as checkpoints do, and the place of those that are parts of a larger one."""
+    tensors = {f"{kind}/{name}": values for name, values in buffer.items()}
+    return tensors, {f"{kind}/{spec.name}": spec.shard for spec in buffer.layout.specs if spec.shard}
+
+
 def _counters(step: int, meta: Mapping[str, object], world: Axis) -> Counters:
     totals = _totals(cast(list[dict[str, float]], meta["totals"]), world)
     return Counters(
@@ -132,6 +143,7 @@ def _counters(step: int, meta: Mapping[str, object], world: Axis) -> Counters:
         skipped=cast(int, meta["skipped"]),
         skipped_in_a_row=cast(int, meta["skipped_in_a_row"]),
         compute_s=totals.pop("compute_s"),
+        replica_bytes=int(totals.pop("replica_bytes", 0)),
         traffic=Traffic(**totals),  # type: ignore[arg-type]
         progress=Progress(**cast(dict[str, float], meta["progress"])),  # type: ignore[arg-type]
     )

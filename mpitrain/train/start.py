@@ -20,7 +20,7 @@ from mpitrain.train.build import Learned
 from mpitrain.train.console import Narrator
 from mpitrain.train.hashing import check_same
 from mpitrain.train.runfolder import CONFIG, Row, RunFolder
-from mpitrain.train.session import Resume, Session
+from mpitrain.train.session import Resume, Session, named
 from mpitrain.train.summary import describe
 
 
@@ -74,8 +74,8 @@ def _first_weights(session: Session) -> None:
     """Draw the weights or take them from another run, and give all holders of a tensor the same. Collective."""
     parts, config = session.parts, session.parts.config
     if config.train.init:
-        tensors = {f"params/{name}": values for name, values in parts.params.items()}
-        initial_store(config.train.init, session.world).load_tensors(tensors)
+        tensors, shards = named("params", parts.params)
+        initial_store(config.train.init, session.world).load_tensors(tensors, shards=shards)
     else:
         parts.params.initialize(config.train.seed)
     timeout_s = config.network.peer_timeout_s

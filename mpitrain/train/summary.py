@@ -61,15 +61,16 @@ def timeline(events: Sequence[Event]) -> dict[str, object]:
 
 def describe(parts: Parts) -> list[str]:
     """Tell what is about to run."""
-    config, layout, exchange = parts.config, parts.params.layout, parts.exchange
+    config, exchange = parts.config, parts.exchange
     codecs = [f"{codec} for {count(len(names), 'tensor')}" for codec, names in exchange.tensors_by_codec().items()]
     data, optim = parts.dataset, config.optim
     lines = [
         f"mpitrain  {mpitrain.__version__}, {library_name()}, {count(parts.grid.world.size, 'rank')}",
-        f"model     {config.model.kind}, {layout.num_parameters:,} parameters in {len(layout.specs)} tensors",
+        f"model     {config.model.kind}, {parts.num_parameters:,} parameters in {len(parts.part.sizes)} tensors",
         f"data      {config.data.kind}: {sum(data.train_group_sizes):,} training samples of "
         f"{count(len(data.group_names), 'group')}, {data.num_test:,} test samples, {config.data.placement} placement",
-        f"train     {config.train.steps} steps, batches of {_batch(parts)}, nothing accumulated",
+        f"train     {config.train.steps} steps, batches of {_batch(parts)}, {_micro_batches(parts)}",
+        *_split(parts),
         f"optim     {optim.kind}, lr {optim.lr:g}, {optim.schedule} after {optim.warmup_steps} steps of warm-up",
         f"exchange  {config.exchange.when}, {config.exchange.collective}, {', '.join(codecs)}; "
         f"memory {config.exchange.memory}, {count(len(exchange.sizes()), 'bucket')}",
@@ -79,6 +80,28 @@ def describe(parts: Parts) -> list[str]:
     threads = count(int(wanted), "BLAS thread") if wanted.isdecimal() else "all BLAS threads"
     kernels = f"kept in {cache_folder}" if cache_folder else "compiled anew at every start: no folder can be written"
     return [*lines, f"machine   {threads} a rank, kernels {kernels}"]
+
+
+def _micro_batches(parts: Parts) -> str:
+    number = parts.config.parallel.micro_batches or 1
+    return "nothing accumulated" if number == 1 else f"up to {number} micro-batches a rank"
+
+
+def _split(parts: Parts) -> list[str]:
+    """Tell how the model is split, if it is."""
+    shape, parallel = parts.grid.shape, parts.config.parallel
+    if shape.pp * shape.tp == 1:
+        return []
+    words = [str(shape)]
+    if shape.pp > 1:
+        starts = ", ".join(map(str, [0, *parts.part.cuts]))
+        words.append(f"{parallel.schedule}, stages begin at units {starts}")
+        memory = f" with memory {parallel.memory}" if parallel.memory != "none" else ""
+        words.append(f"activations {parallel.codec}{memory}, their gradients {parallel.gradient_codec}")
+    if shape.tp > 1:
+        norms = "norms by time steps, " if parallel.sequence else ""
+        words.append(f"{norms}sums of the tensor axis {parallel.tensor_codec}")
+    return [f"split     {'; '.join(words)}"]
 
 
 def _batch(parts: Parts) -> str:
@@ -92,17 +115,17 @@ def _batch(parts: Parts) -> str:
 
 def progress_line(parts: Parts, row: Row, result: Score | None) -> str:
     """Sum up a step for a person."""
-    seconds = float(str(row["step_s"]))
-    sent, baseline = (
-        int(str(row["sent_bytes"])),
-        float32_ring_bytes(parts.params.layout.num_parameters, parts.grid.data.size),
-    )
+    seconds, inside = float(str(row["step_s"])), int(str(row["replica_bytes"]))
+    sent = int(str(row["sent_bytes"])) - inside
+    baseline = float32_ring_bytes(parts.params.layout.num_parameters, parts.grid.data.size)
     share = {name: float(str(row[f"{name}_s"])) / seconds for name in ("compute", "encode", "decode", "wait")}
     text = f"loss {row['loss']:.4f}  {float(str(row['samples'])) / seconds:,.0f} samples/s"
     if baseline and parts.config.exchange.collective != "native":
         ratio = baseline / parts.grid.data.size / max(sent, 1)
         less = f"{ratio:.1f}x less than" if ratio > SAME else "as much as"
         text += f"  sent {sent / MB:.3f} MB ({less} float32)"
+    if inside:
+        text += f"  within the replica {inside / MB:.3f} MB"
     text += "  " + " ".join(f"{name} {value:.0%}" for name, value in share.items())
     return text + (f"  test {result.name} {result.metric:.4f}" if result else "")
 
@@ -110,12 +133,17 @@ def progress_line(parts: Parts, row: Row, result: Score | None) -> str:
 def summarize(parts: Parts, result: Score, *, steps: int, per_rank: list[dict[str, object]]) -> Row:
     """Collect what summary.json holds beside the seconds of this start.
 
-    ``sent_bytes_total`` are payload and headers that all ranks handed to MPI for gradients over the whole run; the
-    baseline is what an uncompressed float32 ring would have sent in as many steps, without headers.
+    ``sent_bytes_total`` are payload and headers that all ranks handed to MPI over the whole run, and
+    ``replica_bytes_total`` those of them that stayed within replicas: activations, their gradients, sums of layers. The
+    rest are gradients on the data axis; the baseline is what an uncompressed float32 ring would have sent for them, in
+    as many steps, without headers.
     """
-    config = parts.config
+    config, dp = parts.config, parts.grid.data.size
     sent_bytes = sum(int(str(totals["sent_bytes"])) for totals in per_rank)
-    baseline = float32_ring_bytes(parts.params.layout.num_parameters, parts.grid.data.size) * steps
+    inside_bytes = sum(int(str(totals["replica_bytes"])) for totals in per_rank)
+    gradient_bytes = sent_bytes - inside_bytes
+    held = sum(int(str(totals["parameters"])) for totals in per_rank)
+    baseline = float32_ring_bytes(held, dp) // dp * steps
     return {
         "metric": {"name": f"test_{result.name}", "value": result.metric},
         "loss": result.loss,
@@ -126,10 +154,11 @@ def summarize(parts: Parts, result: Score, *, steps: int, per_rank: list[dict[st
         "codec": config.exchange.codec,
         "memory": config.exchange.memory,
         "sent_bytes_total": sent_bytes,
+        "replica_bytes_total": inside_bytes,
         "fp32_ring_bytes_total": baseline,
         # What MPI's own sum sends is its affair: a ratio would compare unlike things.
-        "ratio": baseline / sent_bytes if sent_bytes and config.exchange.collective != "native" else None,
-        "num_parameters": parts.params.layout.num_parameters,
+        "ratio": baseline / gradient_bytes if gradient_bytes and config.exchange.collective != "native" else None,
+        "num_parameters": parts.num_parameters,
         "per_rank": per_rank,
         "versions": {
             "mpitrain": mpitrain.__version__,

@@ -8,15 +8,20 @@ from pydoc_data.topics import topics
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
+from mpitrain.collectives.base import Transport
+from mpitrain.comm.grid import Axis
 from mpitrain.config.schema import DataConfig
 from mpitrain.data import text as text_module
-from mpitrain.data.dataset import NO_TARGET, Samples
+from mpitrain.data.dataset import NO_TARGET
 from mpitrain.data.open import open_dataset
 from mpitrain.data.sampler import Sampler, split_test
 from mpitrain.data.text import PIECE_BYTES, scan
 from mpitrain.errors import DataError, ExitCode
-from mpitrain.train.evaluate import loss_of, score
+from mpitrain.parallel.tensor import TensorParallel
+from mpitrain.train.evaluate import score
+from mpitrain.train.loss import TaskLoss
 
 TEXT = "".join(chr(97 + (7 * i + i * i // 5) % 23) for i in range(200)) + "é语𝄞" * 5
 
@@ -236,13 +241,14 @@ def test_the_same_text_has_the_same_content_and_another_one_has_not(tmp_path):
 
 # Loss: a mean over tokens.
 
+OF_TOKENS = TaskLoss("lm", TensorParallel(Axis(MPI.COMM_SELF, "tensor"), Transport()), 7)
+
 
 def test_d04_gradients_of_unequal_ranks_add_up_to_the_mean_over_all_tokens():
     rng = np.random.default_rng(0)
     logits, y = rng.standard_normal((5, 4, 7)), rng.integers(0, 7, (5, 4)).astype(np.int32)
-    tokens = np.zeros((5, 4), np.uint8)
-    whole = loss_of("lm", logits, Samples(tokens, y), 5)
-    parts = [loss_of("lm", logits[part], Samples(tokens[part], y[part]), 5) for part in (slice(0, 4), slice(4, 5))]
+    whole = OF_TOKENS(logits, y, 5)
+    parts = [OF_TOKENS(logits[part], y[part], 5) for part in (slice(0, 4), slice(4, 5))]
     assert np.allclose(np.concatenate([part.dout for part in parts]), whole.dout, rtol=0, atol=1e-15)
     assert sum(part.weight for part in parts) == whole.weight == 20
     assert sum(part.loss_sum for part in parts) == pytest.approx(whole.loss_sum, rel=1e-14)
@@ -254,7 +260,7 @@ def test_d04_targets_that_do_not_count_leave_loss_weight_and_gradient():
     rng = np.random.default_rng(1)
     logits, y = rng.standard_normal((2, 4, 7)), rng.integers(0, 7, (2, 4)).astype(np.int32)
     y[1, :3] = NO_TARGET
-    result = loss_of("lm", logits, Samples(np.zeros((2, 4), np.uint8), y), 2)
+    result = OF_TOKENS(logits, y, 2)
     log_p = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
     expected = -sum(log_p[b, t, y[b, t]] for b in range(2) for t in range(4) if y[b, t] >= 0)
     assert result.weight == 5
@@ -268,7 +274,6 @@ def test_d04_targets_that_do_not_count_leave_loss_weight_and_gradient():
 
 
 def test_a_rank_without_samples_has_no_loss():
-    empty = Samples(np.zeros((0, 4), np.uint8), np.zeros((0, 4), np.int32))
-    result = loss_of("lm", np.zeros((0, 4, 7), np.float32), empty, 3)
+    result = OF_TOKENS(np.zeros((0, 4, 7), np.float32), np.zeros((0, 4), np.int32), 3)
     assert (result.loss_sum, result.weight, result.dout.shape) == (0, 0, (0, 4, 7))
     assert score("lm", 0.0, 0.0, 0.0).metric == 0
