@@ -96,7 +96,7 @@ class Pipeline:
         virtual = len(chunks) * axis.size
         if len(cut_shapes) != virtual - 1:
             raise ValueError(
-                f"pipeline: expected {virtual - 1} cuts of {virtual} virtual stages, got {len(cut_shapes)}"
+                f"pipeline: {virtual} pieces of a model have {virtual - 1} cuts, got {len(cut_shapes)} shapes"
             )
         if settings.memory not in ("none", "delta"):
             raise ConfigError(f'parallel.memory: expected "none" or "delta", got {settings.memory!r}')
