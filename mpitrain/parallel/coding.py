@@ -39,7 +39,8 @@ class Differential:
     """The change against the same samples' last decoded values, where there are any (AQ-SGD, Wang et al., 2022).
 
     Unlike there, the past counts with a factor that is fitted per block, so a sample's first message needs no other
-    form. Each end has its own instance; their references stay equal bit for bit.
+    form. Blocks run on over the samples of a message: where activations are shorter than a block, a sample without a
+    past coarsens its neighbours, too. Each end has its own instance; their references stay equal bit for bit.
 
     Parameters
     ----------

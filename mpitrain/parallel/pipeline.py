@@ -5,6 +5,7 @@ Virtual stage v is chunk ``v // stages`` of stage ``v % stages``; cut v lies bet
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
@@ -95,7 +96,7 @@ class Pipeline:
         virtual = len(chunks) * axis.size
         if len(cut_shapes) != virtual - 1:
             raise ValueError(
-                f"pipeline: expected {virtual - 1} cuts of {virtual} virtual stages, got {len(cut_shapes)}"
+                f"pipeline: {virtual} pieces of a model have {virtual - 1} cuts, got {len(cut_shapes)} shapes"
             )
         if settings.memory not in ("none", "delta"):
             raise ConfigError(f'parallel.memory: expected "none" or "delta", got {settings.memory!r}')
@@ -128,7 +129,7 @@ class Pipeline:
     def _way(self, cut: int, kind: Tag, to: int, end: str) -> Way:
         if self.axis.size == 1:
             return self._handovers.setdefault((cut, kind), Handover())
-        coding = self._coding(f"pipeline.cut{cut}.{end}", self._codecs[kind], kind, int(np.prod(self._shapes[cut])))
+        coding = self._coding(f"pipeline.cut{cut}.{end}", self._codecs[kind], kind, prod(self._shapes[cut]))
         return Channel(self._wire, cut, kind, to % self.axis.size, coding, self._shapes[cut])
 
     def _coding(self, name: str, codec: Codec, kind: Tag, elements: int) -> Plain | Differential:
