@@ -24,19 +24,9 @@ def transformer(ranks, split=WHOLE, *, task="lm", outputs=11, **options):
 
 
 MODELS = {
-    "lm": lambda ranks, split: transformer(ranks, split),
+    "lm": transformer,
     "lm tied": lambda ranks, split: transformer(ranks, split, tied=True, recompute=True),
-    "classify": lambda ranks, split: Transformer(
-        task="classify",
-        features=3,
-        outputs=4,
-        time=6,
-        d_model=2 * ranks,
-        blocks=2,
-        heads=ranks,
-        d_ff=ranks,
-        split=split,
-    ),
+    "classify": lambda ranks, split: transformer(ranks, split, task="classify", outputs=4, features=3),
     "mlp": lambda ranks, split: Mlp(inputs=18, hidden=(2 * ranks, 5, ranks), outputs=4, dropout=0.5, split=split),
     "mlp with a last layer alone": lambda ranks, split: Mlp(
         inputs=18, hidden=(2 * ranks, 5), outputs=4, dropout=0.5, split=split
