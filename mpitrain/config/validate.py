@@ -15,6 +15,7 @@ from mpitrain.config.schema import (
     RunConfig,
 )
 from mpitrain.errors import ConfigError
+from mpitrain.partition import split_widths, tensor_refusal
 
 
 def refusal(collective: str, codec: str, memory: str, rounding: str = "nearest") -> str | None:
@@ -118,6 +119,7 @@ def check_consistency(config: Config) -> None:
         _of_exchange(config.exchange),
         _of_model(config.model, config.data),
         _of_pipeline(config.parallel),
+        _of_tensor(config.model, config.parallel),
         _of_run(config),
     ):
         for reason in reasons:
@@ -158,6 +160,20 @@ def _of_pipeline(parallel: ParallelConfig) -> Iterator[str]:
         yield (
             'parallel.memory = "delta" sends the change of an activation in few bytes, but parallel.codec = "raw" has '
             'no fewer; set parallel.codec = "int8" or parallel.memory = "none"'
+        )
+
+
+def _of_tensor(model: ModelConfig, parallel: ParallelConfig) -> Iterator[str]:
+    if model.kind == "mlp":
+        sizes = split_widths(model.hidden)
+    else:
+        sizes = {"model.heads": model.heads, "model.d_ff": model.d_ff or 4 * model.d_model}
+    if reason := tensor_refusal(sizes, parallel.tp):
+        yield reason
+    if model.kind == "mlp" and parallel.tp > 1 and parallel.sequence:
+        yield (
+            'parallel.sequence = true splits time steps, but the layers of model.kind = "mlp" have none; '
+            "set parallel.sequence = false"
         )
 
 

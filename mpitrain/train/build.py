@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from mpitrain.arrays import Floats, Ints
 from mpitrain.codecs.registry import make_codec
@@ -122,13 +123,17 @@ class Parts:
         return spent
 
 
-def build(config: Config, grid: ProcessGrid, learned: Learned | None = None) -> Parts:
+def build(
+    config: Config, grid: ProcessGrid, learned: Learned | None = None, dtype: npt.DTypeLike = np.float32
+) -> Parts:
     """Build a run. Collective over the world of ``grid``.
 
     Parameters
     ----------
     learned : Learned, optional
         Of the run whose model is to be scored; found in the data where left out.
+    dtype : dtype
+        float32, or float64 to check gradients.
 
     Raises
     ------
@@ -145,11 +150,11 @@ def build(config: Config, grid: ProcessGrid, learned: Learned | None = None) -> 
     first_on_node(grid.world, lambda: _compile(config, optimizer, dataset))
     transport = Transport(config.network.peer_timeout_s, int(config.network.max_message_mb * 1e6))
     parallel = config.parallel
-    tensor = TensorParallel(grid.tensor, transport, parallel.tensor_codec, sequence=parallel.sequence)
+    tensor = TensorParallel(grid.tensor, transport, parallel.tensor_codec, sequence=parallel.sequence, dtype=dtype)
     part = agree(grid.world, lambda: make_part(config, dataset, grid.shape, grid.world.rank, tensor))
     specs = Chain(part.chunks).specs()
     shared = SharedTensors(grid, specs)
-    params = Params(Layout(specs, group_of(config.exchange, shared.holders)))
+    params = Params(Layout(specs, group_of(config.exchange, shared.holders)), dtype)
     grads = params.zeros_like()
     reducer = make_reducer(config.exchange.collective, grid.data, transport)
     exchange = SyncExchange(reducer, grads, config.exchange, seed=config.train.seed, shared=shared.holders)
@@ -170,7 +175,7 @@ def build(config: Config, grid: ProcessGrid, learned: Learned | None = None) -> 
         test_part=test_part,
         part=part,
         tensor=tensor,
-        pipeline=_pipeline(config, grid, part, transport, sampler),
+        pipeline=_pipeline(config, grid.pipeline, part, transport, num_samples=len(sampler.owned), dtype=dtype),
         shared=shared,
         shared_sums=SharedSums(shared, grads, transport),
         params=params,
@@ -184,7 +189,9 @@ def build(config: Config, grid: ProcessGrid, learned: Learned | None = None) -> 
     )
 
 
-def _pipeline(config: Config, grid: ProcessGrid, part: Part, transport: Transport, sampler: Sampler) -> Pipeline:
+def _pipeline(
+    config: Config, axis: Axis, part: Part, transport: Transport, *, num_samples: int, dtype: npt.DTypeLike
+) -> Pipeline:
     parallel = config.parallel
     settings = PipelineSettings(
         schedule=parallel.schedule,
@@ -193,9 +200,9 @@ def _pipeline(config: Config, grid: ProcessGrid, part: Part, transport: Transpor
         gradient_codec=parallel.gradient_codec or parallel.codec,
         memory=parallel.memory,
         reference_bytes=int(parallel.reference_mb * 1e6),
-        num_samples=len(sampler.owned),
+        num_samples=num_samples,
     )
-    return Pipeline(grid.pipeline, part.chunks, settings, cut_shapes=part.cut_shapes, transport=transport)
+    return Pipeline(axis, part.chunks, settings, cut_shapes=part.cut_shapes, transport=transport, dtype=dtype)
 
 
 def _open_data(config: Config, data_axis: Axis) -> tuple[Dataset, Sampler, Ints]:

@@ -1,0 +1,162 @@
+"""Training on every grid, data × pipeline × tensor: gradients, losses and weights are those of one rank."""
+
+import itertools
+
+import numpy as np
+import pytest
+from mpi4py import MPI
+
+from mpitrain.comm.agreement import gather
+from mpitrain.comm.fault import FaultHook
+from mpitrain.comm.grid import ProcessGrid
+from mpitrain.comm.runtime import Position
+from mpitrain.comm.signals import StopRequest
+from mpitrain.config.load import resolve
+from mpitrain.partition import GridShape
+from mpitrain.train.build import build
+from mpitrain.train.console import Narrator
+from mpitrain.train.evaluate import evaluate
+from mpitrain.train.hashing import fingerprint
+from mpitrain.train.loop import Loop
+from mpitrain.train.stopping import StopWish
+
+WORLD = MPI.COMM_WORLD.Get_size()
+GRIDS = [
+    GridShape(dp, pp, tp)
+    for dp, pp, tp in itertools.product(range(1, WORLD + 1), repeat=3)
+    if dp * pp * tp == WORLD and pp <= 6
+]
+RAW = {"codec": "raw"}
+TRAIN = {"steps": 20, "batch_size": 11, "eval_every": 0, "clip_norm": 0.0}
+STATIONS = {"stations": 9, "samples": 120, "test_samples": 20, "window": 6, "placement": "shuffled"}
+TEXT = {"kind": "text", "stations": 8, "window": 8, "stride": 4000, "placement": "shuffled", "test_fraction": 0.05}
+
+
+def widths(tp):
+    """Sizes that ``tp`` divides."""
+    return {"heads": 2 * tp if tp % 2 else tp, "d_model": 8 * tp, "d_ff": 12 * tp, "layers": 3, "dropout": 0.2}
+
+
+def cases(tp):
+    """Name every kind of model, with the settings that only some of them have."""
+    return {
+        "classify": {"model": widths(tp), "data": STATIONS},
+        "forecast": {"model": widths(tp) | {"task": "forecast", "causal": True}, "data": STATIONS},
+        "lm": {"model": widths(tp) | {"task": "lm", "layers": 2}, "data": TEXT},
+        "tied": {"model": widths(tp) | {"task": "lm", "layers": 2, "tied": True}, "data": TEXT},
+        "mlp": {"model": {"kind": "mlp", "hidden": [4 * tp] * 5, "dropout": 0.1}, "data": STATIONS},
+    }
+
+
+def resolved(case, shape, **sections):
+    tree = {**cases(shape.tp)[case], "train": TRAIN, "exchange": RAW}
+    for name, table in sections.items():
+        tree[name] = tree.get(name, {}) | table
+    tree["parallel"] = {"dp": shape.dp, "pp": shape.pp, "tp": shape.tp} | sections.get("parallel", {})
+    return resolve(tree, "test", [])
+
+
+class Training:
+    """A run without a folder, on ``grid``."""
+
+    def __init__(self, resolved, grid, dtype=np.float32, faults=""):
+        self.config = resolved.config
+        self.parts = build(resolved.config, grid, dtype=dtype)
+        self.parts.params.initialize(resolved.config.train.seed)
+        hook = FaultHook(faults, grid.world.rank)
+        narrator = Narrator(1, 0, bar=False)
+        self.loop = Loop(self.parts, StopWish(StopRequest(), hook, resolved.config.run), narrator, hook, Position())
+
+    def step(self):
+        return self.loop.step()[0]
+
+    def close(self):
+        self.parts.loader.close()
+
+
+def alone(case, shape, dtype=np.float32, **sections):
+    """Train as one rank would, on every rank for itself; returns what a function of it returns."""
+    sections["parallel"] = {"pp": 1, "tp": 1, "dp": 1, "recompute": False, "sequence": False, "micro_batches": 1}
+    return Training(resolved(case, shape, **sections), ProcessGrid(MPI.COMM_SELF, GridShape(1)), dtype)
+
+
+def differences(here, whole):
+    """Compare what this rank holds of each tensor with the tensor of one rank, relative to its largest element."""
+    for spec in here.layout.specs:
+        expected = whole[spec.name][spec.place.slices]
+        scale = np.abs(whole[spec.name]).max() or 1.0
+        yield spec.name, float(np.abs(here[spec.name] - expected).max(initial=0.0)) / scale
+
+
+SETTINGS = [
+    {"micro_batches": 1},
+    {"micro_batches": 3, "schedule": "afab", "recompute": True},
+    {"micro_batches": 6, "schedule": "interleaved", "sequence": True},
+]
+
+
+@pytest.mark.parametrize("settings", SETTINGS, ids=["one", "afab", "interleaved"])
+@pytest.mark.parametrize("case", ["classify", "forecast", "lm", "tied", "mlp"])
+@pytest.mark.parametrize("shape", GRIDS, ids=str)
+def test_gradients_of_every_grid(comm, shape, case, settings):
+    """T03, T04, T06: float64 gradients, norm and loss, with dropout, ragged batches and uneven stages."""
+    settings = dict(settings)
+    if case == "mlp":
+        settings.pop("sequence", None)
+    if settings.get("schedule") == "interleaved" and 2 * shape.pp > len(one_units(case, shape)):
+        settings["schedule"] = "1f1b"
+    reference = alone(case, shape, np.float64)
+    with ProcessGrid(comm, shape) as grid:
+        training = Training(resolved(case, shape, parallel=settings), grid, np.float64)
+        for _ in range(2):
+            row, expected = training.step(), reference.step()
+            worst = max(differences(training.parts.grads, reference.parts.grads), key=lambda pair: pair[1])
+            found = gather(grid.world, [*worst, row["loss"], row["grad_norm"]])
+            assert max(error for _, error, _, _ in found) < 1e-10, found
+            assert all(loss == pytest.approx(expected["loss"], rel=1e-10) for _, _, loss, _ in found)
+            assert all(norm == pytest.approx(expected["grad_norm"], rel=1e-10) for _, _, _, norm in found)
+        training.close()
+    reference.close()
+
+
+def one_units(case, shape):
+    reference = alone(case, shape)
+    reference.close()
+    return sorted(
+        {
+            name.rpartition(".")[0].split(".attention")[0].split(".mlp")[0].split(".norm")[0]
+            for name in reference.parts.part.sizes
+        }
+    )
+
+
+@pytest.mark.parametrize("case", ["classify", "tied", "mlp"])
+@pytest.mark.parametrize("shape", GRIDS, ids=str)
+def test_twenty_steps_of_every_grid(comm, shape, case):
+    """Losses of 20 float32 steps, and the score, are those of one rank; all holders of a tensor hold the same bits."""
+    reference = alone(case, shape)
+    with ProcessGrid(comm, shape) as grid:
+        training = Training(resolved(case, shape), grid)
+        losses = [(training.step()["loss"], reference.step()["loss"]) for _ in range(20)]
+        assert all(here == pytest.approx(there, rel=1e-4) for here, there in losses), losses
+        assert fingerprint(grid.world, training.parts.params).differing == ""
+        here, there = evaluate(training.parts), evaluate(reference.parts)
+        assert here.loss == pytest.approx(there.loss, rel=1e-4)
+        training.close()
+    reference.close()
+
+
+@pytest.mark.parametrize("codec", ["fp16", "int8"])
+@pytest.mark.parametrize("shape", GRIDS, ids=str)
+def test_compressed_everywhere(comm, shape, codec):
+    """T08, T13: with every channel compressed the holders of a tensor still hold the same bits, and training learns."""
+    coded = {"codec": codec, "tensor_codec": codec, "memory": "delta", "sequence": True, "micro_batches": 2}
+    with ProcessGrid(comm, shape) as grid:
+        settings = resolved(
+            "tied", shape, exchange={"codec": codec, "memory": "residual"}, parallel=coded, optim={"lr": 0.02}
+        )
+        training = Training(settings, grid)
+        losses = [training.step()["loss"] for _ in range(20)]
+        assert fingerprint(grid.world, training.parts.params).differing == ""
+        assert losses[-1] < losses[0] - 0.5
+        training.close()
