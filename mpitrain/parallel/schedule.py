@@ -1,6 +1,6 @@
 """In which order a stage of the pipeline works: pure plans, and a simulator that holds them against their theory.
 
-A model is cut into ``stages · chunks`` consecutive pieces, the virtual stages; stage s holds the pieces
+A model is cut into ``stages · chunks`` consecutive pieces (virtual stages); stage s holds the pieces
 ``chunk · stages + s``. Within one chunk every plan handles the micro-batches of one direction in ascending order, so
 that messages between two pieces never overtake each other.
 """
@@ -157,7 +157,7 @@ def simulate(order: Plan, forward_s: float = 1.0, backward_s: float = 2.0) -> Si
 
 
 def _needs(action: Action, piece: int, pieces: int) -> list[tuple[Kind, int, int]]:
-    """List what must be done before an action on a virtual stage."""
+    """List what must be done before an action on a piece of the model."""
     if action.kind == "forward":
         return [("forward", piece - 1, action.micro)] if piece else []
     own: tuple[Kind, int, int] = ("forward", piece, action.micro)
