@@ -104,7 +104,7 @@ class Pipeline:
         self.settings = settings
         self._dtype = dtype
         self._wire = Wire(axis, transport or Transport())
-        self._stage = Stage(axis.rank, axis.size, tuple(chunks), self._wire)
+        self._stage = Stage(tuple(chunks), self._wire)
         self._shapes = cut_shapes
         self._handovers: dict[tuple[int, Tag], Handover] = {}
         self._references: dict[str, References] = {}
