@@ -21,7 +21,7 @@ from mpitrain.params import Layout, Params
 from mpitrain.partition import split_sizes
 from tests.mpi.pipelines import MODELS, Cut, batch, distance, whole
 
-SCHEDULES = [("1f1b", 1), ("afab", 1), ("interleaved", 1), ("interleaved", 2)]
+SCHEDULES = [("1f1b", 1), ("afab", 1), ("interleaved", 2)]
 LOSSY = sorted(set(CODECS) - {"raw"})
 
 
@@ -37,11 +37,12 @@ def to_zero(output, part):
 @pytest.mark.parametrize("model", MODELS)
 def test_gradients_are_those_of_one_rank(comm, model, schedule, chunks):
     """T01, T03, T04, T06: uneven layers, any number of micro-batches, uneven and empty ones; scaled once."""
-    for size, micro in [*((8, m) for m in range(1, 7)), (5, 4), (2, 5), (1, 3), (0, 4)]:
+    expected = {size: whole(model, batch(model, size)) for size in (8, 5, 2, 0)}
+    for size, micro in [*((8, m) for m in range(1, 7)), (5, 4), (2, 5), (0, 4)]:
         cut, data = Cut(comm, model, schedule=schedule, chunks=chunks, micro_batches=micro), batch(model, size)
         told, early = [], []
         sums = cut.step(data, finished=told.extend, forward_done=early.append)
-        grads, loss = whole(model, data)
+        grads, loss = expected[size]
         assert distance(cut.grads, grads) <= 1e-10, (size, micro)
         np.testing.assert_allclose(sums, loss[:3] if cut.last else (0, 0, 0), rtol=1e-12)
         assert early == [sums]
@@ -236,8 +237,8 @@ def test_1f1b_keeps_as_many_micro_batches_as_there_are_stages_behind(comm):
     """Its peak is that of afab with so few micro-batches, and nothing stays after a step."""
 
     def peak(schedule, micro):
-        cut = Cut(comm, "lm", schedule=schedule, micro_batches=micro)
-        cut.step(batch("lm", micro))
+        cut = Cut(comm, "mlp", schedule=schedule, micro_batches=micro)
+        cut.step(batch("mlp", micro))
         assert cut.pipeline.current_bytes == 0
         return cut.pipeline.peak_bytes
 
