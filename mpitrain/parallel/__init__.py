@@ -1,1 +1,1 @@
-"""How a model is split over ranks: within layers (tensor), between layers (pipeline), and where to cut."""
+"""Model parallelism: layers split over the tensor axis, the chain of layers cut over the pipeline axis."""

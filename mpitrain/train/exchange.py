@@ -7,6 +7,8 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import numpy.typing as npt
+
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.memory import DoubleBuffer
 from mpitrain.codecs.noise import noise_key
@@ -83,6 +85,12 @@ def plan_buckets(layout: Layout, bucket_mb: float | None) -> list[list[Segment]]
     return buckets
 
 
+def stream_of(group: str, config: ExchangeConfig, dtype: npt.DTypeLike) -> tuple[Codec, str]:
+    """Choose the codec and the memory of the buckets of a group, which is named after its codec."""
+    codec = make_codec(group, dtype, stochastic=group == "int8" and config.rounding == "stochastic")
+    return codec, "none" if codec.wire_id == "raw" else str(config.memory)
+
+
 class SyncExchange:
     """Sum every gradient over the data axis at every step.
 
@@ -112,18 +120,13 @@ class SyncExchange:
         self._states: list[BucketState] = []
         self._bucket_of: dict[str, int] = {}
         for index, segments in enumerate(self._segments):
-            codec = self._codec(segments[0].group, config)
-            memory = "none" if codec.wire_id == "raw" else str(config.memory)
+            codec, memory = stream_of(segments[0].group, config, grads.flat.dtype)
             bucket = Bucket(grads.flat[segments[0].start : segments[-1].stop], index, segments[0].start)
             self._states.append(reducer.open(bucket, codec, memory))
             self._bucket_of.update({segment.spec.name: index for segment in segments})
         self._key = 0
         self._missing: list[int] = []
         self._pending: list[Pending] = []
-
-    def _codec(self, name: str, config: ExchangeConfig) -> Codec:
-        stochastic = name == "int8" and config.rounding == "stochastic"
-        return make_codec(name, self._grads.flat.dtype, stochastic=stochastic)
 
     @property
     def streams(self) -> list[tuple[Codec, str]]:

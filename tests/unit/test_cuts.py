@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from mpitrain.errors import ConfigError
 from mpitrain.nn.layer import EVALUATE, Chain, Context
+from mpitrain.nn.linear import Linear
 from mpitrain.nn.models import Mlp, Transformer
 from mpitrain.nn.pooling import Flatten
 from mpitrain.parallel.cuts import SLACK, check_cuts, cuts, pieces, stage_layers
@@ -93,6 +94,19 @@ def test_what_backward_keeps_is_what_a_batch_keeps(dropout):
     known = {id(params.flat.base)}
     held = {id(buffer): buffer.nbytes for buffer in buffers(cache) if id(buffer) not in known}
     assert sum(held.values()) == 5 * kept_bytes(units(model, (6, 3)))
+
+
+class Remembering(Linear):
+    """Keeps its weight beside its input."""
+
+    def forward(self, params, x, context):
+        y, _ = super().forward(params, x, context)
+        return y, (x, params[f"{self.name}.weight"].T)
+
+
+def test_parameters_are_not_kept_once_more():
+    found = units(Chain([Remembering("a", 3, 5), Remembering("b", 5, 2)]), (3,))
+    assert [kept_bytes([unit]) for unit in found] == [12, 20]
 
 
 def test_float64():
