@@ -1,1 +1,1 @@
-"""Model parallelism: layers split over the tensor axis, the chain of layers cut over the pipeline axis."""
+"""One model on several ranks: tensor parallelism inside its layers, a pipeline between them."""
