@@ -1,7 +1,9 @@
 """Pure splitting arithmetic: chunks of a vector, shapes of the process grid, shards of a tensor."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate
+from math import gcd
 
 from mpitrain.errors import ConfigError, count
 
@@ -37,6 +39,29 @@ def chunk_bounds(size: int, parts: int, block: int = 1) -> list[tuple[int, int]]
     """
     blocks = split_sizes(-(-size // block), parts)
     return [(min(a * block, size), min(b * block, size)) for a, b in bounds(blocks)]
+
+
+MOST_SUGGESTED = 1024
+"""Up to where divisors are searched for a suggestion."""
+
+
+def tensor_refusal(sizes: Mapping[str, int], tp: int) -> str | None:
+    """Say why the tensor axis cannot split a model, or None where it can.
+
+    Parameters
+    ----------
+    sizes : mapping of str to int
+        What each of its ranks must hold an equal part of, by the name for the message: ``model.heads``, for example.
+    tp : int
+        Ranks of the tensor axis.
+    """
+    odd = next((name for name, size in sizes.items() if size % tp), None)
+    if odd is None:
+        return None
+    common = gcd(*sizes.values())
+    valid = [str(d) for d in range(1, min(common, MOST_SUGGESTED) + 1) if common % d == 0]
+    choice = f"{', '.join(valid[:-1])} or {valid[-1]}" if len(valid) > 1 else valid[0]
+    return f"{odd} = {sizes[odd]} does not divide by parallel.tp = {tp}; set parallel.tp = {choice}"
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ A collective is written as a generator that reads like a blocking program and yi
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, fields
 
 from mpi4py import MPI
@@ -75,17 +75,17 @@ class BucketState:
     ----------
     bucket, codec, memory
         What is summed, as what bytes, with which memory (``none``, ``residual``, ``delta``).
-    ranks : int
-        Parts into which the vector is cut, at multiples of the codec's block.
+    chunks : list of (start, stop)
+        The part of the vector that each rank owns.
     """
 
-    def __init__(self, bucket: Bucket, codec: Codec, memory: str, ranks: int) -> None:
+    def __init__(self, bucket: Bucket, codec: Codec, memory: str, chunks: list[tuple[int, int]]) -> None:
         self.bucket = bucket
         self.codec = codec
         self.memory = memory
         self.flags = Flag.DELTA if memory == "delta" else Flag(0)
         self.sequence = 0
-        self.chunks = chunk_bounds(bucket.values.size, ranks, codec.block)
+        self.chunks = chunks
         self.memories: dict[str, Memory] = {}
         self.frames: dict[str, Frame] = {}
         self.total: Floats = aligned_zeros(0, codec.dtype)
@@ -320,9 +320,19 @@ class Reducer(ABC):
         self.transport = transport or Transport()
         self._active: list[Pending] = []
 
-    def open(self, bucket: Bucket, codec: Codec, memory: str) -> BucketState:
-        """Prepare the memories and buffers of a bucket."""
-        state = BucketState(bucket, codec, memory, self.axis.size)
+    def open(
+        self, bucket: Bucket, codec: Codec, memory: str, *, chunks: list[tuple[int, int]] | None = None
+    ) -> BucketState:
+        """Prepare the memories and buffers of a bucket.
+
+        Parameters
+        ----------
+        chunks : list of (start, stop), optional
+            The part of the vector that each rank owns, one after the other; equal ones, cut at multiples of the codec's
+            block, where left out.
+        """
+        chunks = chunks or chunk_bounds(bucket.values.size, self.axis.size, codec.block)
+        state = BucketState(bucket, codec, memory, chunks)
         self.prepare(state)
         return state
 
@@ -340,10 +350,12 @@ class Reducer(ABC):
         key : int
             Seed of stochastic rounding, different for every rank and step.
         """
+        return self._start(state, key, self.steps if self.axis.size > 1 else self._alone)
+
+    def _start(self, state: BucketState, key: int, steps: Callable[[Run], Steps]) -> Pending:
         run = Run(self.axis, self.transport, state, key, self.events)
         state.sequence += 1
-        steps = self.steps(run) if self.axis.size > 1 else self._alone(run)
-        return Pending(run, steps, self._active, self.transport.timeout_s)
+        return Pending(run, steps(run), self._active, self.transport.timeout_s)
 
     @abstractmethod
     def steps(self, run: Run) -> Steps:

@@ -4,9 +4,12 @@ Two latencies instead of the ring's 2(p-1) and two roundings instead of p, for t
 every pair of ranks can talk.
 """
 
-from mpitrain.collectives.base import BucketState, Reducer, Run, Steps
+from collections.abc import Generator
+
+from mpitrain.collectives.base import BucketState, Pending, Reducer, Run, Steps
 from mpitrain.comm.frame import Tag
-from mpitrain.kernels.reduce import add
+from mpitrain.comm.waiting import Requests
+from mpitrain.kernels.reduce import add, count_not_finite
 
 
 class Direct(Reducer):
@@ -29,35 +32,71 @@ class Direct(Reducer):
         rank, ranks = self.axis.rank, self.axis.size
         return [(rank + hop) % ranks for hop in range(1, ranks)]
 
+    def scatter(self, state: BucketState, key: int = 0) -> Pending:
+        """Start the first half alone, a reduce-scatter: ``state.total`` becomes the sum of the chunk of this rank.
+
+        Collective over the axis, like ``start``. ``nonfinite`` of the result tells of this rank's part in it only.
+        """
+        return self._start(state, key, self._scatter_alone)
+
+    def gather(self, state: BucketState, key: int = 0) -> Pending:
+        """Start the second half alone, an all-gather: every chunk becomes that of its owner, as its codec left it.
+
+        Collective over the axis, like ``start``.
+        """
+        return self._start(state, key, self._gather_alone)
+
     def steps(self, run: Run) -> Steps:
         """Scatter contributions, add up the own chunk, gather the sums."""
-        state, own = run.state, run.axis.rank
-        filled = [stop > start for start, stop in state.chunks]
-        owners = [peer for peer in self._peers() if filled[peer]]
-        helpers = self._peers() if filled[own] else []
-        parts = {peer: run.post(state.frames[f"from.{peer}"], peer, Tag.SCATTER) for peer in helpers}
-        sums = {peer: run.post(state.frames[f"sum.{peer}"], peer, Tag.GATHER) for peer in owners}
+        sums = self._post_sums(run)
+        finite = yield from self._scatter(run)
+        yield from self._gather(run, sums, finite=finite)
+        yield run.sends
 
-        for owner in owners:
+    def _scatter_alone(self, run: Run) -> Steps:
+        yield from self._scatter(run)
+        run.nonfinite |= count_not_finite(run.state.total) > 0
+        yield run.sends
+
+    def _gather_alone(self, run: Run) -> Steps:
+        run.state.total[:] = run.chunk(run.axis.rank)
+        yield from self._gather(run, self._post_sums(run), finite=True)
+        yield run.sends
+
+    def _owners(self, run: Run) -> list[int]:
+        """List the other ranks that own anything."""
+        return [peer for peer in self._peers() if _filled(run, peer)]
+
+    def _post_sums(self, run: Run) -> dict[int, Requests]:
+        frames = run.state.frames
+        return {peer: run.post(frames[f"sum.{peer}"], peer, Tag.GATHER) for peer in self._owners(run)}
+
+    def _scatter(self, run: Run) -> Generator[Requests, None, bool]:
+        """Send contributions to their owners and add up the own chunk; return whether all of it was finite."""
+        state, own = run.state, run.axis.rank
+        helpers = self._peers() if _filled(run, own) else []
+        parts = {peer: run.post(state.frames[f"from.{peer}"], peer, Tag.SCATTER) for peer in helpers}
+        for owner in self._owners(run):
             run.encode(state.sender("part", owner), state.frames[f"to.{owner}"], run.chunk(owner), owner)
             run.send(state.frames[f"to.{owner}"], owner, Tag.SCATTER)
+        finite = True
+        for rank in sorted([own, *helpers]):
+            if rank == own:
+                self._add_own(run)
+            else:
+                yield parts[rank]
+                memory, frame = state.receiver(f"part{rank}", own), state.frames[f"from.{rank}"]
+                finite &= run.decode(memory, frame, parts[rank], own, state.total, add=rank > 0)
+        return finite
 
-        if filled[own]:
-            finite = True
-            for rank in range(run.axis.size):
-                if rank == own:
-                    self._add_own(run)
-                else:
-                    yield parts[rank]
-                    memory, frame = state.receiver(f"part{rank}", own), state.frames[f"from.{rank}"]
-                    finite &= run.decode(memory, frame, parts[rank], own, state.total, add=rank > 0)
+    def _gather(self, run: Run, sums: dict[int, Requests], *, finite: bool) -> Steps:
+        """Publish the own sum and take those of the others."""
+        if _filled(run, run.axis.rank):
             self._publish(run, finite=finite)
-
-        for owner in owners:
-            yield sums[owner]
-            frame = state.frames[f"sum.{owner}"]
-            run.decode(state.receiver("sum", owner), frame, sums[owner], owner, run.chunk(owner), add=False)
-        yield run.sends
+        for owner, request in sums.items():
+            yield request
+            memory, frame = run.state.receiver("sum", owner), run.state.frames[f"sum.{owner}"]
+            run.decode(memory, frame, request, owner, run.chunk(owner), add=False)
 
     @staticmethod
     def _add_own(run: Run) -> None:
@@ -77,3 +116,8 @@ class Direct(Reducer):
             run.flag(frame, own)
         for peer in self._peers():
             run.send(frame, peer, Tag.GATHER)
+
+
+def _filled(run: Run, rank: int) -> bool:
+    start, stop = run.state.chunks[rank]
+    return stop > start

@@ -13,7 +13,8 @@ from mpitrain.errors import ConfigError
 from mpitrain.kernels.exponential import constants, workspace
 from mpitrain.kernels.softmax import LANES, softmax, softmax_backward
 from mpitrain.nn.layer import Chain, Context, Layer, Tensors
-from mpitrain.nn.linear import Linear
+from mpitrain.nn.linear import Linear, row_linear
+from mpitrain.nn.split import WHOLE, TensorSplit
 
 
 @dataclass(frozen=True)
@@ -96,6 +97,8 @@ class Attention(Layer[Floats, AttentionCache]):
 class MultiHeadAttention(Chain):
     """Fused query-key-value map, attention, output map: (B, T, C) to (B, T, C).
 
+    A tensor axis splits it by whole heads: the first map by its outputs, the last by its inputs.
+
     Parameters
     ----------
     name : str
@@ -108,6 +111,10 @@ class MultiHeadAttention(Chain):
         Whether a time step attends only to itself and the past.
     out_std : float
         Standard deviation of the initial output weights.
+    split : TensorSplit
+        Its ranks must divide ``heads``; checked by the model.
+    time : int, optional
+        T, where ranks hold slices of it before and behind.
 
     Raises
     ------
@@ -115,14 +122,25 @@ class MultiHeadAttention(Chain):
         ``heads`` does not divide ``width``.
     """
 
-    def __init__(self, name: str, width: int, heads: int, *, causal: bool, out_std: float = 0.02) -> None:
+    def __init__(
+        self,
+        name: str,
+        width: int,
+        heads: int,
+        *,
+        causal: bool,
+        out_std: float = 0.02,
+        split: TensorSplit = WHOLE,
+        time: int | None = None,
+    ) -> None:
         if width % heads:
             divisors = [d for d in range(1, width + 1) if width % d == 0]
             raise ConfigError(f"model: heads = {heads} does not divide d_model = {width}; set one of {divisors}")
         super().__init__(
             [
-                Linear(f"{name}.qkv", width, 3 * width),
-                Attention(heads, causal),
-                Linear(f"{name}.out", width, width, std=out_std),
+                *split.enter(time),
+                Linear(f"{name}.qkv", width, 3 * width, parallel="column", split=split),
+                Attention(heads // split.size, causal),
+                *row_linear(f"{name}.out", width, width, std=out_std, split=split, time=time),
             ]
         )

@@ -41,10 +41,14 @@ class Dropout(Layer[Floats, DropoutCache]):
         Part of the noise: layers of different names drop different elements.
     rate : float
         0 <= rate < 1; rounded to 1/65536.
+    first : int
+        Index of the first element held here among all of a sample, where a tensor axis splits it: the noise is that of
+        one rank.
     """
 
     name: str
     rate: float
+    first: int = 0
 
     def forward(self, params: Tensors, x: Floats, context: Context) -> tuple[Floats, DropoutCache]:
         """Drop elements of (B, ...); ``context.samples`` must name the B samples."""
@@ -52,7 +56,7 @@ class Dropout(Layer[Floats, DropoutCache]):
         if not context.train or threshold == 0:
             return x, DropoutCache(None)
         seeds_B = _sample_seeds(context.key, self.name, context.samples)
-        noise_BE = _noise(seeds_B, prod(x.shape[1:]))
+        noise_BE = _noise(seeds_B, self.first, prod(x.shape[1:]))
         keep: Floats = np.multiply(noise_BE >= threshold, LEVELS / (LEVELS - threshold), dtype=x.dtype)
         keep = keep.reshape(x.shape)
         return x * keep, DropoutCache(keep)
@@ -74,15 +78,15 @@ def _mix64(z: npt.NDArray[np.uint64]) -> npt.NDArray[np.uint64]:
     return z ^ (z >> np.uint64(31))
 
 
-def _noise(seeds_B: npt.NDArray[np.uint64], elements: int) -> npt.NDArray[np.uint16]:
-    """Hash (seed, element) to 16 bits with the finalizer lowbias32 (Wellons, 2018).
+def _noise(seeds_B: npt.NDArray[np.uint64], first: int, elements: int) -> npt.NDArray[np.uint16]:
+    """Hash (seed, element) to 16 bits with the finalizer lowbias32 (Wellons, 2018), from element ``first`` on.
 
     The second half of the seed enters between the two rounds, so that no two samples share a shifted sequence.
     """
     low_B1 = (seeds_B & _U32).astype(np.uint32)[:, None]
     high_B1 = (seeds_B >> 32).astype(np.uint32)[:, None]
-    words = -(-elements // 2)
-    h_BW = low_B1 + np.arange(words, dtype=np.uint32) * np.uint32(_GOLDEN >> 32)
+    words = np.arange(first // 2, -(-(first + elements) // 2), dtype=np.uint32)
+    h_BW = low_B1 + words * np.uint32(_GOLDEN >> 32)
     shifted = h_BW >> 16
     h_BW ^= shifted
     h_BW *= np.uint32(0x7FEB352D)
@@ -90,4 +94,4 @@ def _noise(seeds_B: npt.NDArray[np.uint64], elements: int) -> npt.NDArray[np.uin
     h_BW ^= np.right_shift(h_BW, 15, out=shifted)
     h_BW *= np.uint32(0x846CA68B)
     h_BW ^= np.right_shift(h_BW, 16, out=shifted)
-    return h_BW.view(np.uint16)[:, :elements]
+    return h_BW.view(np.uint16)[:, first % 2 :][:, :elements]

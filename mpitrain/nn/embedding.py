@@ -10,6 +10,7 @@ import numpy as np
 from mpitrain.arrays import Floats, Ints
 from mpitrain.errors import ConfigError
 from mpitrain.nn.layer import Context, Layer, Tensors, check_range, no_gradient
+from mpitrain.nn.split import WHOLE, TensorSplit
 from mpitrain.params import ParamSpec
 
 
@@ -30,15 +31,19 @@ class Embedding(Layer[Ints, EmbeddingCache]):
         Prefix of the parameter ``weight``.
     vocabulary, width : int
         V and C.
+    split : TensorSplit
+        Cuts V: tokens of other ranks become zeros, so that the sum over the ranks (``split.leave``) is the embedding.
     """
 
     name: str
     vocabulary: int
     width: int
+    split: TensorSplit = WHOLE
 
     def specs(self) -> list[ParamSpec]:
         """Declare ``weight``."""
-        return [ParamSpec(f"{self.name}.weight", (self.vocabulary, self.width), std=0.02, decay=True)]
+        whole = ParamSpec(f"{self.name}.weight", (self.vocabulary, self.width), std=0.02, decay=True)
+        return [self.split.shard(whole, 0)]
 
     def forward(self, params: Tensors, x: Ints, context: Context) -> tuple[Floats, EmbeddingCache]:
         """Map tokens (B, T) to (B, T, C).
@@ -49,16 +54,31 @@ class Embedding(Layer[Ints, EmbeddingCache]):
             A token is negative or at least V.
         """
         check_range("token", x, self.vocabulary)
-        return params[f"{self.name}.weight"][x], EmbeddingCache(x)
+        weight = params[f"{self.name}.weight"]
+        if self.split.size == 1:
+            return weight[x], EmbeddingCache(x)
+        held, rows = self._held(x)
+        y: Floats = np.zeros((*x.shape, self.width), weight.dtype)
+        y.reshape(x.size, self.width)[held] = weight[rows]
+        return y, EmbeddingCache(x)
 
     def backward(self, params: Tensors, cache: EmbeddingCache, dy: Floats, grads: Tensors) -> Floats:
         """Add the gradients of equal tokens in the order of the batch (sorted: np.add.at is far slower)."""
-        tokens_N = cache.tokens.reshape(-1)
-        order_N = np.argsort(tokens_N, kind="stable")
-        tokens_U, first_U = np.unique(tokens_N[order_N], return_index=True)
-        sorted_NC = dy.reshape(len(tokens_N), self.width)[order_N]
-        grads[f"{self.name}.weight"][tokens_U] += np.add.reduceat(sorted_NC, first_U, axis=0)
+        rows_N, dy_NC = cache.tokens.reshape(-1), dy.reshape(cache.tokens.size, self.width)
+        if self.split.size > 1:
+            held, rows_N = self._held(cache.tokens)
+            dy_NC = dy_NC[held]
+        order_N = np.argsort(rows_N, kind="stable")
+        rows_U, first_U = np.unique(rows_N[order_N], return_index=True)
+        grads[f"{self.name}.weight"][rows_U] += np.add.reduceat(dy_NC[order_N], first_U, axis=0)
         return no_gradient(dy)
+
+    def _held(self, tokens: Ints) -> tuple[Ints, Ints]:
+        """Find the tokens whose rows are here: where they stand in the flattened batch, and their rows."""
+        start, stop = self.split.bounds(self.vocabulary)
+        tokens_N = tokens.reshape(-1).astype(np.int64)
+        held = np.flatnonzero((tokens_N >= start) & (tokens_N < stop))
+        return held, tokens_N[held] - start
 
 
 @dataclass(frozen=True)

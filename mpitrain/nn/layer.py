@@ -96,11 +96,19 @@ class Chain(Layer[Any, ChainCache]):
 
     def __init__(self, layers: Sequence[AnyLayer]) -> None:
         self.layers = tuple(layers)
-        self._names = [[spec.name for spec in layer.specs()] for layer in self.layers]
+        self._names: list[list[str]] = []
+        earlier: set[str] = set()
+        for layer in self.layers:
+            names = [spec.name for spec in layer.specs()]
+            self._names.append([name for name in names if name not in earlier])
+            earlier.update(names)
 
     def specs(self) -> list[ParamSpec]:
-        """List the parameters of all layers, in forward order."""
-        return [spec for layer in self.layers for spec in layer.specs()]
+        """List the parameters of all layers, in forward order; what several layers declare alike is one (tied)."""
+        listed: dict[ParamSpec, None] = {}
+        for layer in self.layers:
+            listed.update(dict.fromkeys(layer.specs()))
+        return list(listed)
 
     def forward(self, params: Tensors, x: Floats | Ints, context: Context) -> tuple[Floats, ChainCache]:
         """Apply the layers in order."""
@@ -120,11 +128,12 @@ class Chain(Layer[Any, ChainCache]):
         ----------
         finished : callable, optional
             Called during the pass, in reverse forward order, with the parameters of each innermost layer as soon as
-            their gradients are final; every parameter is reported exactly once.
+            their gradients are final; every parameter is reported exactly once, a tied one with its earliest layer.
         """
         for layer, names, inner in zip(self.layers[::-1], self._names[::-1], cache.caches[::-1], strict=True):
             if isinstance(layer, Chain):
-                dy = layer.backward(params, inner, dy, grads, finished=finished)  # type: ignore[arg-type]
+                own = finished and _only(names, finished)
+                dy = layer.backward(params, inner, dy, grads, finished=own)  # type: ignore[arg-type]
                 continue
             dy = layer.backward(params, inner, dy, grads)
             if finished and names:
@@ -145,6 +154,32 @@ class Residual(Chain):
     ) -> Floats:
         """Add the gradient through the chain to the one past it."""
         return dy + super().backward(params, cache, dy, grads, finished=finished)
+
+
+class Recomputed(Chain):
+    """A chain that keeps only its input, and goes forward once more when its gradient is due (Chen et al., 2016)."""
+
+    def forward(self, params: Tensors, x: Floats | Ints, context: Context) -> tuple[Floats, ChainCache]:
+        """Apply the layers and forget their caches; the cache returned holds the input and the context."""
+        return super().forward(params, x, context)[0], ChainCache((x, context))
+
+    def backward(
+        self, params: Tensors, cache: ChainCache, dy: Floats, grads: Tensors, *, finished: Finished | None = None
+    ) -> Floats:
+        """Go forward again, with the same noise, then back."""
+        x, context = cache.caches
+        _, inner = super().forward(params, x, context)  # type: ignore[arg-type]
+        return super().backward(params, inner, dy, grads, finished=finished)
+
+
+def _only(names: list[str], finished: Finished) -> Finished:
+    """Hand on the names that are final once a chain is done: its others belong to an earlier layer too."""
+
+    def report(done: list[str]) -> None:
+        if final := [name for name in done if name in names]:
+            finished(final)
+
+    return report
 
 
 def keep_freed_memory() -> None:

@@ -33,15 +33,21 @@ class LayerNorm(Layer[Floats, LayerNormCache]):
         C.
     eps : float
         Added to the variance.
+    partial : bool
+        Whether each rank of the tensor axis sees its time slice only.
     """
 
     name: str
     width: int
     eps: float = 1e-5
+    partial: bool = False
 
     def specs(self) -> list[ParamSpec]:
         """Declare ``gain`` and ``bias``."""
-        return [ParamSpec(f"{self.name}.gain", (self.width,), mean=1.0), ParamSpec(f"{self.name}.bias", (self.width,))]
+        return [
+            ParamSpec(f"{self.name}.gain", (self.width,), mean=1.0, partial=self.partial),
+            ParamSpec(f"{self.name}.bias", (self.width,), partial=self.partial),
+        ]
 
     def forward(self, params: Tensors, x: Floats, context: Context) -> tuple[Floats, LayerNormCache]:
         """Normalize (..., C)."""
