@@ -24,10 +24,8 @@ import numpy.typing as npt
 
 from mpitrain.arrays import Bytes, Floats, aligned_empty, aligned_zeros
 from mpitrain.codecs.base import Codec
-from mpitrain.errors import CodecError
-from mpitrain.kernels import delta as kernels
-from mpitrain.kernels.delta import BLOCK, LEVELS
-from mpitrain.kernels.reduce import add, count_not_finite
+from mpitrain.codecs.prediction import Prediction
+from mpitrain.kernels.reduce import add
 
 
 class DoubleBuffer:
@@ -170,7 +168,7 @@ class ResidualSender(NoMemory):
 class Delta(Memory):
     """Prediction from the last decoded vector; sender and receiver keep the same reference.
 
-    The payload is the codec's, followed by the factors, two to a byte.
+    The payload is that of `mpitrain.codecs.prediction`.
     """
 
     name = "delta"
@@ -178,40 +176,27 @@ class Delta(Memory):
     def __init__(self, codec: Codec, size: int) -> None:
         super().__init__(codec, size)
         self.reference = DoubleBuffer(size, codec.dtype)
-        self._num_blocks = -(-size // BLOCK)
-        self._factors: npt.NDArray[np.uint8] = aligned_zeros(self._num_blocks, np.uint8)
-        self._difference: Floats = aligned_empty(size, codec.dtype)
-        self._unit = codec.dtype.type(1 / LEVELS)
+        self._prediction = Prediction(codec, size)
 
     @property
     def max_nbytes(self) -> int:
         """The codec's bound and the factors."""
-        return super().max_nbytes + self._factor_nbytes
+        return super().max_nbytes + self._prediction.factor_nbytes
 
     @property
     def nbytes(self) -> int:
         """The codec's bytes and the factors."""
-        return super().nbytes + self._factor_nbytes
-
-    @property
-    def _factor_nbytes(self) -> int:
-        return -(-self._num_blocks // 2)
+        return super().nbytes + self._prediction.factor_nbytes
 
     def encode(self, x: Floats, wire: Bytes, decoded: Floats | None, *, key: int, first: int) -> tuple[int, int]:
         """Encode the difference to the prediction."""
-        past, factors = self.reference.current, self._factors
-        kernels.fit_factors(x, past, factors)
-        kernels.subtract_prediction(x, past, factors, self._unit, self._difference)
-        nbytes, nonfinite = self.codec.encode(self._difference, wire, key, first)
-        if nonfinite:
-            return nbytes, nonfinite
-        end = nbytes + self._factor_nbytes
-        kernels.pack_factors(factors, wire[nbytes:end])
-        # A prediction beside the largest float may overflow what the codec alone does not; it must not be remembered.
-        nonfinite = count_not_finite(self._advance(wire[:nbytes]))
-        if decoded is not None and not nonfinite:
-            decoded[:] = self.reference.next
-        return end, nonfinite
+        reference = self.reference
+        nbytes, nonfinite = self._prediction.encode(x, reference.current, wire, reference.next, key=key, first=first)
+        if not nonfinite:
+            reference.written = True
+            if decoded is not None:
+                decoded[:] = reference.next
+        return nbytes, nonfinite
 
     def decode(self, wire: Bytes, out: Floats) -> None:
         """Decode the difference and add the prediction."""
@@ -222,19 +207,9 @@ class Delta(Memory):
         add(self._receive(wire), acc)
 
     def _receive(self, wire: Bytes) -> Floats:
-        split = wire.size - self._factor_nbytes
-        if split < 0:
-            raise CodecError(f"delta: expected at least {self._factor_nbytes} bytes of factors, got {wire.size}")
-        kernels.unpack_factors(wire[split:], self._factors)
-        return self._advance(wire[:split])
-
-    def _advance(self, payload: Bytes) -> Floats:
-        """Compute the next reference, with the same operations on both ends."""
-        following = self.reference.next
-        self.codec.decode(payload, following)
-        kernels.add_prediction(self.reference.current, self._factors, self._unit, following)
+        self._prediction.decode(wire, self.reference.current, self.reference.next)
         self.reference.written = True
-        return following
+        return self.reference.next
 
     def states(self) -> dict[str, DoubleBuffer]:
         """Keep the reference."""

@@ -41,6 +41,10 @@ class Tag(IntEnum):
     """A contribution on its way to the owner of a chunk."""
     GATHER = 1
     """The sum of a chunk on its way to everyone."""
+    ACTIVATION = 2
+    """The output of a piece of the model on its way to the next piece; the bucket is the number of the cut."""
+    GRADIENT = 3
+    """The gradient by that output on its way back."""
 
     def of_bucket(self, index: int) -> int:
         """Return the MPI tag, different for every bucket, so that buckets may overtake each other."""
