@@ -1,10 +1,11 @@
 """What a sum will cost, without making it: bytes, messages and memories follow from sizes alone."""
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mpitrain.codecs.base import Codec
+from mpitrain.codecs.prediction import factor_nbytes
 from mpitrain.comm.frame import HEADER_BYTES
-from mpitrain.kernels.delta import BLOCK
 from mpitrain.partition import chunk_bounds
 
 
@@ -31,8 +32,8 @@ class Sent:
 
 
 def payload_nbytes(codec: Codec, memory: str, size: int) -> int:
-    """Count the bytes of an ordinary vector of ``size`` elements; ``delta`` adds a byte for two blocks."""
-    return codec.nbytes(size) + (-(-size // (2 * BLOCK)) if memory == "delta" else 0)
+    """Count the bytes of an ordinary vector of ``size`` elements; ``delta`` adds its factors."""
+    return codec.nbytes(size) + (factor_nbytes(size) if memory == "delta" else 0)
 
 
 def sent_for_sum(collective: str, codec: Codec, memory: str, size: int, ranks: int) -> list[Sent]:
@@ -46,23 +47,39 @@ def sent_for_sum(collective: str, codec: Codec, memory: str, size: int, ranks: i
         return [Sent()]
     if collective == "native":
         return [Sent(codec.nbytes(size), 1)] * ranks
-    chunks = [
-        Sent(HEADER_BYTES + payload_nbytes(codec, memory, stop - start), 1) if stop > start else Sent()
-        for start, stop in chunk_bounds(size, ranks, codec.block)
-    ]
-    sends = {"direct": _direct_sends, "ring": _ring_sends}[collective]
-    return [sum((chunks[chunk] for chunk in sends(rank, ranks)), Sent()) for rank in range(ranks)]
+    chunks = chunk_bounds(size, ranks, codec.block)
+    if collective == "direct":
+        halves = sent_for_scatter(codec, memory, chunks), sent_for_gather(codec, memory, chunks)
+        return [there + back for there, back in zip(*halves, strict=True)]
+    return _ring_sends(_messages(codec, memory, chunks))
 
 
-def _direct_sends(rank: int, ranks: int) -> list[int]:
-    """List the chunks that a rank sends: all others' once, to their owners, its own to everyone."""
-    return [*(chunk for chunk in range(ranks) if chunk != rank), *[rank] * (ranks - 1)]
+def sent_for_scatter(codec: Codec, memory: str, chunks: list[tuple[int, int]]) -> list[Sent]:
+    """Predict what every rank sends for a direct reduce-scatter: the chunks of the others, once."""
+    messages = _messages(codec, memory, chunks)
+    return [_total(m for chunk, m in enumerate(messages) if chunk != rank) for rank in range(len(chunks))]
 
 
-def _ring_sends(rank: int, ranks: int) -> list[int]:
-    """List the chunks that a rank passes on: partial sums of all but its own, sums of all but its neighbour's."""
-    above = (rank + 1) % ranks
-    return [chunk for without in (rank, above) for chunk in range(ranks) if chunk != without]
+def sent_for_gather(codec: Codec, memory: str, chunks: list[tuple[int, int]]) -> list[Sent]:
+    """Predict what every rank sends for a direct all-gather: its own chunk, to everyone else."""
+    return [message * (len(chunks) - 1) for message in _messages(codec, memory, chunks)]
+
+
+def _ring_sends(messages: list[Sent]) -> list[Sent]:
+    """Add up what a rank passes on: partial sums of all chunks but its own, sums of all but its neighbour's."""
+    ranks, everything = len(messages), _total(messages)
+    without = [(messages[rank], messages[(rank + 1) % ranks]) for rank in range(ranks)]
+    return [everything * 2 + (own + above) * -1 for own, above in without]
+
+
+def _messages(codec: Codec, memory: str, chunks: list[tuple[int, int]]) -> list[Sent]:
+    """List the message that carries each chunk; an empty chunk needs none."""
+    sizes = [stop - start for start, stop in chunks]
+    return [Sent(HEADER_BYTES + payload_nbytes(codec, memory, size), 1) if size else Sent() for size in sizes]
+
+
+def _total(messages: Iterable[Sent]) -> Sent:
+    return sum(messages, Sent())
 
 
 def latencies(collective: str, ranks: int) -> int:

@@ -123,8 +123,8 @@ class Simulation:
     in_flight: list[int]
 
 
-def simulate(order: Plan, forward_s: float = 1.0, backward_s: float = 2.0) -> Simulation:
-    """Play a plan through: every pass takes the same time on all stages, messages take none.
+def simulate(order: Plan, forward_s: float = 1.0, backward_s: float = 2.0, message_s: float = 0.0) -> Simulation:
+    """Play a plan through: every pass takes the same time on all stages, every message between two of them another.
 
     Raises
     ------
@@ -144,7 +144,8 @@ def simulate(order: Plan, forward_s: float = 1.0, backward_s: float = 2.0) -> Si
                 needs = _needs(action, action.chunk * stages + stage, stages * chunks)
                 if any(need not in done for need in needs):
                     break
-                start = max([clock[stage], *(done[need] for need in needs)])
+                away = [message_s * (piece % stages != stage) for _, piece, _ in needs]
+                start = max([clock[stage], *(done[need] + s for need, s in zip(needs, away, strict=True))])
                 clock[stage] = start + cost[action.kind]
                 done[action.kind, action.chunk * stages + stage, action.micro] = clock[stage]
                 position[stage] += 1
@@ -153,7 +154,8 @@ def simulate(order: Plan, forward_s: float = 1.0, backward_s: float = 2.0) -> Si
     if stuck:
         raise RuntimeError(f"the stages wait for each other: {', '.join(f'stage {s} before {a}' for s, a in stuck)}")
     busy = sum(cost[action.kind] for actions in order for action in actions)
-    return Simulation(max(clock), 1 - busy / (stages * max(clock)), [_most_in_flight(actions) for actions in order])
+    bubble = 1 - busy / (stages * max(clock)) if max(clock) else 0.0
+    return Simulation(max(clock), bubble, [_most_in_flight(actions) for actions in order])
 
 
 def _needs(action: Action, piece: int, pieces: int) -> list[tuple[Kind, int, int]]:

@@ -12,8 +12,9 @@ from mpitrain.nn.layer import EVALUATE, Chain, Context
 from mpitrain.nn.linear import Linear
 from mpitrain.nn.models import Mlp, Transformer
 from mpitrain.nn.pooling import Flatten
+from mpitrain.parallel.accounting import bases_of, nbytes_of
 from mpitrain.parallel.cuts import SLACK, check_cuts, cuts, pieces, stage_layers
-from mpitrain.parallel.units import Unit, buffers, kept_bytes, measured, units
+from mpitrain.parallel.units import Unit, kept_bytes, measured, units
 from mpitrain.params import Layout, Params
 
 FAST = settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -33,7 +34,7 @@ def transformer(task="classify", **changes):
 def plain(works, sizes):
     """Units of these costs and numbers of elements that leave them."""
     pairs = zip(works, sizes, strict=True)
-    return [Unit(f"u{i}", i, i + 1, (), work, (size,), {}) for i, (work, size) in enumerate(pairs)]
+    return [Unit(f"u{i}", i, i + 1, (), work, (size,)) for i, (work, size) in enumerate(pairs)]
 
 
 def test_layers_without_parameters_stay_with_the_one_before():
@@ -91,9 +92,7 @@ def test_what_backward_keeps_is_what_a_batch_keeps(dropout):
     params = Params(Layout(model.specs()))
     x = np.zeros((5, 6, 3), np.float32)
     _, cache = model.forward(params, x, Context(train=True, samples=np.arange(5)))
-    known = {id(params.flat.base)}
-    held = {id(buffer): buffer.nbytes for buffer in buffers(cache) if id(buffer) not in known}
-    assert sum(held.values()) == 5 * kept_bytes(units(model, (6, 3)))
+    assert nbytes_of(cache, exclude=bases_of(params.values())) == 5 * kept_bytes(units(model, (6, 3)))
 
 
 class Remembering(Linear):
