@@ -2,9 +2,10 @@
 
 So the sum of the ranks' gradients is the gradient of the mean over all targets, however unequally they are spread.
 
-Shape suffixes: N targets (all leading dims flattened), K classes, ... any shape.
+Shape suffixes: N targets (all leading dims flattened), K classes held here, ... any shape.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -34,6 +35,48 @@ class LossResult(NamedTuple):
     dout: Floats
 
 
+class RowStatistics(NamedTuple):
+    """What the cross-entropy needs to know of the logits of each target; (N,) float arrays.
+
+    Attributes
+    ----------
+    peak : array
+        Largest logit; -inf without classes.
+    best : array
+        Class of the largest logit, the first one of several.
+    mass : array
+        Sum of ``exp(logit - peak)``.
+    right : array
+        ``logit - peak`` of the right class; -inf where it is not among these classes.
+    total : array
+        Sum of ``logit - peak``.
+    """
+
+    peak: Floats
+    best: Floats
+    mass: Floats
+    right: Floats
+    total: Floats
+
+
+class ClassSplit(NamedTuple):
+    """Classes of which this rank holds a part.
+
+    Attributes
+    ----------
+    first : int
+        The class of the first logit here.
+    classes : int
+        All of them.
+    combine : callable
+        Turns the statistics of this rank's classes into those of all.
+    """
+
+    first: int
+    classes: int
+    combine: Callable[[RowStatistics], RowStatistics]
+
+
 def cross_entropy(
     logits: Floats,
     targets: Ints,
@@ -41,6 +84,7 @@ def cross_entropy(
     total_weight: float,
     weights: Floats | None = None,
     label_smoothing: float = 0.0,
+    split: ClassSplit | None = None,
 ) -> LossResult:
     """Compare logits with the classes that were right.
 
@@ -56,34 +100,51 @@ def cross_entropy(
         Weight of each target, at least 0: a token mask, for example.
     label_smoothing : float
         Share of the target probability that is spread evenly over all classes (Szegedy et al., 2016).
+    split : ClassSplit, optional
+        Where the logits are those of some classes only; the targets are of all.
 
     Raises
     ------
     DataError
         A target of positive weight is not a class.
     """
-    classes = logits.shape[-1]
+    held = logits.shape[-1]
+    first, classes, combine = split or ClassSplit(0, held, lambda alone: alone)
     labels_N, weights_N = _flatten_targets(targets, weights, logits)
     check_range("target", labels_N, classes)
-    shifted_NK = logits.reshape(len(labels_N), classes)
-    right_N = shifted_NK.argmax(axis=1) == labels_N
-    shifted_NK = shifted_NK - shifted_NK.max(axis=1, keepdims=True)
-    probability_NK = np.exp(shifted_NK)
-    mass_N = probability_NK.sum(axis=1)
-    rows_N = np.arange(len(labels_N))
-    losses_N = np.log(mass_N) - (1 - label_smoothing) * shifted_NK[rows_N, labels_N]
+    columns_N = labels_N.astype(np.int64) - first
+    rows_H = np.flatnonzero((columns_N >= 0) & (columns_N < held))
+    columns_H = columns_N[rows_H]
+    here, probability_NK = _statistics(logits.reshape(len(labels_N), held), rows_H, columns_H, first)
+    whole = combine(here)
+    losses_N = np.log(whole.mass) - (1 - label_smoothing) * whole.right
     if label_smoothing:
-        losses_N -= label_smoothing * shifted_NK.mean(axis=1)
-    probability_NK /= mass_N[:, None]
-    probability_NK[rows_N, labels_N] -= 1 - label_smoothing
+        losses_N -= label_smoothing * (whole.total / classes)
+    if whole is not here:
+        probability_NK *= np.exp(here.peak - whole.peak)[:, None]
+    probability_NK /= whole.mass[:, None]
+    probability_NK[rows_H, columns_H] -= 1 - label_smoothing
     probability_NK -= label_smoothing / classes
     probability_NK *= (weights_N * _reciprocal(total_weight))[:, None]
     return LossResult(
         _exact_sum(losses_N * weights_N),
         _exact_sum(weights_N),
-        _exact_sum(right_N * weights_N),
+        _exact_sum((whole.best == labels_N) * weights_N),
         probability_NK.reshape(logits.shape),
     )
+
+
+def _statistics(logits_NK: Floats, rows_H: Ints, columns_H: Ints, first: int) -> tuple[RowStatistics, Floats]:
+    """Summarize each row and return ``exp(logit - peak)`` beside it; (rows_H, columns_H) are the right logits."""
+    count, held = logits_NK.shape
+    peak_N = logits_NK.max(axis=1, initial=-np.inf)
+    best_N = logits_NK.argmax(axis=1) + float(first) if held else np.zeros(count)
+    shifted_NK = logits_NK - peak_N[:, None]
+    right_N = np.full(count, -np.inf, logits_NK.dtype)
+    right_N[rows_H] = shifted_NK[rows_H, columns_H]
+    total_N = shifted_NK.sum(axis=1)
+    mass_NK = np.exp(shifted_NK, out=shifted_NK)
+    return RowStatistics(peak_N, best_N, mass_NK.sum(axis=1), right_N, total_N), mass_NK
 
 
 def squared_error(output: Floats, targets: Floats, *, total_weight: float, weights: Floats | None = None) -> LossResult:
