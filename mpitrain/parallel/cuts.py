@@ -78,6 +78,11 @@ def stage_layers(
     return [[pieces[chunk * stages + stage] for chunk in range(chunks)] for stage in range(stages)]
 
 
+def cut_shapes(found: Sequence[Unit], chosen: Sequence[int]) -> list[tuple[int, ...]]:
+    """List what crosses every cut, for one sample."""
+    return [found[cut - 1].output_shape for cut in chosen]
+
+
 def pieces(found: Sequence[Unit], chosen: Sequence[int]) -> list[Sequence[Unit]]:
     """Cut the list of units."""
     edges = [0, *chosen, len(found)]

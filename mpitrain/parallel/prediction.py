@@ -132,7 +132,7 @@ def tied_sent(replica: Replica) -> Ranks:
 
 
 def tensor_sent(replica: Replica, samples: int, codec: Codec) -> Ranks:
-    """Predict what the tensor axis sends in a step: sums within layers, those of a split loss, partial gradients."""
+    """Predict what the tensor axis sends in a step: the swaps within layers, and those of a split loss."""
     result = []
     for stage in range(replica.stages):
         sent = [Sent()] * replica.tp
@@ -145,8 +145,16 @@ def tensor_sent(replica: Replica, samples: int, codec: Codec) -> Ranks:
             targets = samples * replica.units[0][-1].output_shape[0]
             parts = len(replica.parts(samples))
             sent = [one + _loss_sent(targets, parts, replica.tp) for one in sent]
-        partial = sum(spec.size for spec in replica.specs(stage, 0) if spec.partial)
-        result.append(_added(sent, sent_for_sum("direct", RAW, "none", partial, replica.tp)))
+        result.append(sent)
+    return result
+
+
+def partial_sent(replica: Replica) -> Ranks:
+    """Predict what makes partial gradients whole: they are summed, raw and in one vector, over the tensor axis."""
+    result = []
+    for stage in range(replica.stages):
+        size = sum(spec.size for spec in replica.specs(stage, 0) if spec.partial)
+        result.append(sent_for_sum("direct", RAW, "none", size, replica.tp))
     return result
 
 
