@@ -5,7 +5,15 @@ from collections.abc import Iterator
 from msgspec import structs
 
 from mpitrain.config.flags import parse_flag
-from mpitrain.config.schema import Config, DataConfig, ExchangeConfig, MemoryName, ModelConfig, RunConfig
+from mpitrain.config.schema import (
+    Config,
+    DataConfig,
+    ExchangeConfig,
+    MemoryName,
+    ModelConfig,
+    ParallelConfig,
+    RunConfig,
+)
 from mpitrain.errors import ConfigError
 
 
@@ -26,6 +34,16 @@ def refusal(collective: str, codec: str, memory: str, rounding: str = "nearest")
 def memory_of(exchange: ExchangeConfig) -> MemoryName:
     """Resolve the memory where it is left out: error feedback, unless every tensor travels raw."""
     return exchange.memory or ("residual" if _is_lossy(exchange) else "none")
+
+
+def micro_batches_of(parallel: ParallelConfig, pp: int) -> int:
+    """Resolve the number of micro-batches where it is left out, for a pipeline of ``pp`` stages."""
+    return parallel.micro_batches or (4 * pp if pp > 1 else 1)
+
+
+def chunks_of(parallel: ParallelConfig, pp: int) -> int:
+    """Resolve the number of pieces of the model that each of ``pp`` stages holds."""
+    return parallel.chunks or 2 if parallel.schedule == "interleaved" and pp > 1 else 1
 
 
 def _is_lossy(exchange: ExchangeConfig) -> bool:

@@ -1,7 +1,7 @@
 """What a step of a model that is cut over pp x tp ranks sends, keeps and waits for; pure, from its units alone."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -179,16 +179,16 @@ def _added(sent: Iterable[Sent], more: Iterable[Sent]) -> list[Sent]:
 
 
 def messages_in_a_row(replica: Replica, samples: int) -> int:
-    """Count the messages of a step, without the exchange of gradients, that can only follow each other.
+    """Bound the messages of a step, without the exchange of gradients, that can only follow each other.
 
     The longest way through the plan of the schedule, every pass with the swaps of the stage that has most.
     """
-    forward, backward = 0, 0
-    for piece in replica.virtual(0):
-        forward = max(forward, sum(LATENCIES[swap.kind] for unit in piece for swap in unit.forward_swaps))
-        backward = max(backward, sum(LATENCIES[swap.kind] for unit in piece for swap in unit.backward_swaps))
-    way = simulate(replica.plan(samples), forward, backward, message_s=1)
-    return round(way.makespan_s)
+    virtual = replica.virtual(0)
+    forward = max(sum(LATENCIES[swap.kind] for unit in piece for swap in unit.forward_swaps) for piece in virtual)
+    backward = max(sum(LATENCIES[swap.kind] for unit in piece for swap in unit.backward_swaps) for piece in virtual)
+    way = simulate(replica.plan(samples), forward + replica.split_loss, backward, message_s=1)
+    sums = [sent for stage in (*tied_sent(replica), *partial_sent(replica)) for sent in stage]
+    return round(way.makespan_s) + LATENCIES["sum"] * any(sent.messages for sent in sums)
 
 
 def activation_bytes(replica: Replica, samples: int, stage: int, tensor_rank: int) -> int:
@@ -252,8 +252,3 @@ def reference_bytes(replica: Replica, samples: int, seen: int, budget_bytes: int
         at_an_end = slots * (of_sample + np.dtype(np.int64).itemsize) + min(samples, slots) * of_sample
         ends += at_an_end * [cut % replica.stages, (cut + 1) % replica.stages].count(stage)
     return ends
-
-
-def weighed(found: Sequence[Unit], work: Sequence[float]) -> list[Unit]:
-    """Replace the cost of units."""
-    return [replace(unit, work=cost) for unit, cost in zip(found, work, strict=True)]

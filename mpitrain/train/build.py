@@ -20,6 +20,7 @@ from mpitrain.data.sampler import Sampler, split_test
 from mpitrain.errors import DataError
 from mpitrain.nn.layer import EVALUATE, Chain
 from mpitrain.nn.models import Mlp, Transformer
+from mpitrain.nn.split import WHOLE, TensorSplit
 from mpitrain.optim.clip import clip_by_norm
 from mpitrain.optim.optimizer import AdamW, Optimizer, OptimizerState, Sgd
 from mpitrain.optim.schedule import Schedule
@@ -185,8 +186,8 @@ def _class_weights(config: Config, dataset: Dataset, sampler: Sampler, axis: Axi
     return weights
 
 
-def make_model(config: Config, dataset: Dataset) -> Chain:
-    """Build the model that fits the data set's windows and outputs."""
+def make_model(config: Config, dataset: Dataset, split: TensorSplit = WHOLE) -> Chain:
+    """Build the model that fits the data set's windows and outputs, or a tensor rank's part of it."""
     model = config.model
     if model.kind == "mlp":
         return Mlp(
@@ -194,6 +195,7 @@ def make_model(config: Config, dataset: Dataset) -> Chain:
             hidden=model.hidden,
             outputs=dataset.num_outputs,
             dropout=model.dropout,
+            split=split,
         )
     return Transformer(
         task=model.task,
@@ -207,6 +209,9 @@ def make_model(config: Config, dataset: Dataset) -> Chain:
         vocabulary=dataset.vocabulary or None,
         causal=model.causal,
         dropout=model.dropout,
+        split=split,
+        tied=model.tied,
+        recompute=config.parallel.recompute,
     )
 
 
