@@ -67,8 +67,8 @@ def main(config: Path, ranks: int, overrides: list[str], *, measure: bool, outpu
 def _show(costs: Costs, ranks: int, possible: Sequence[LayoutCost], refused: Refused) -> None:
     console = Console(highlight=False, soft_wrap=True)
     tables = Console(highlight=False, width=None if console.is_terminal else WIDTH)
-    parameters, batch = sum(unit.num_parameters for unit in costs.units), costs.config.train.batch_size
-    console.print(f"{costs.config.model.kind} of {parameters:,} parameters, {batch} samples a step")
+    kind, batch = costs.config.model.kind, costs.config.train.batch_size
+    console.print(f"{kind} of {costs.num_parameters:,} parameters, {batch} samples a step")
     console.print(f"\n{UNITS}", markup=False)
     tables.print(_unit_table(costs))
     if possible:

@@ -4,6 +4,7 @@ A unit is a layer of the chain with all that follows it up to the next layer wit
 stays with the layer whose output it maps. What comes before the first parameters belongs to the first unit.
 """
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
@@ -248,12 +249,8 @@ def _traced(layer: AnyLayer, params: Mapping[str, Floats], x: Floats | Ints) -> 
 
 
 def _name(specs: Sequence[ParamSpec], before: Sequence[Unit]) -> str:
-    """Name a unit by what its parameters' names have in common."""
-    paths = [spec.name.split(".")[:-1] for spec in specs]
-    shared: list[str] = []
-    for parts in zip(*paths, strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    name = ".".join(shared) or "layers"
-    return f"{name} again" if any(unit.name == name for unit in before) else name
+    """Name a unit by what its parameters' names have in common; those of an earlier unit (tied ones) say nothing."""
+    earlier = {spec.name for unit in before for spec in unit.specs}
+    paths = [spec.name.split(".")[:-1] for spec in specs if spec.name not in earlier]
+    shared = os.path.commonprefix(paths)
+    return ".".join(shared) or "layers"

@@ -110,6 +110,11 @@ class Costs:
         """Units of the whole model."""
         return self._of_rank(0, 1)
 
+    @property
+    def num_parameters(self) -> int:
+        """Elements of the whole model; a tied tensor counts once."""
+        return sum(spec.size for spec in dict.fromkeys(spec for unit in self.units for spec in unit.specs))
+
     def of(self, shape: GridShape) -> LayoutCost:
         """Count what a layout costs.
 

@@ -51,6 +51,11 @@ def test_layers_without_parameters_stay_with_the_one_before():
     assert [unit.output_shape for unit in found] == [*[(6, 8)] * 4, (8,), (4,)]
     assert [(unit.start, unit.stop) for unit in found][1] == (1, 3)
     assert [unit.name for unit in units(Chain([Flatten()]), (2,))] == ["layers"]
+    found = units(transformer("lm", tied=True), (6,), "u1")
+    assert [(unit.name, [spec.name for spec in unit.specs]) for unit in found][-1] == (
+        "head",
+        ["embedding.weight", "head.bias"],
+    )
 
 
 def test_parameters_of_units_are_those_of_the_chain():
@@ -169,8 +174,8 @@ def test_more_stages_than_units():
     with pytest.raises(ConfigError) as caught:
         cuts(found, 4)
     assert str(caught.value) == (
-        "parallel: 4 stages (pp times chunks) need 4 units or more, but the model has 3: 0 hidden.0, 1 hidden.1, "
-        "2 head; set parallel.pp to 3 or less"
+        "parallel: pp times chunks = 4 needs as many units or more, but the model has 3: 0 hidden.0, 1 hidden.1, "
+        "2 head; set parallel.pp and chunks so that their product is 3 or less"
     )
 
 
@@ -189,7 +194,7 @@ def test_cuts_that_can_be():
     found = units(mlp(), (6, 3))
     assert check_cuts((1, 2), found, 3) == [1, 2]
     assert check_cuts((), found, 1) == []
-    with pytest.raises(ConfigError, match="4 stages"):
+    with pytest.raises(ConfigError, match="pp times chunks = 4"):
         check_cuts((1, 2, 3), found, 4)
 
 
