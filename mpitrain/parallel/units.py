@@ -4,9 +4,9 @@ A unit is a layer of the chain with all that follows it up to the next layer wit
 stays with the layer whose output it maps. What comes before the first parameters belongs to the first unit.
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 from math import prod
 from statistics import median
 from time import perf_counter
@@ -252,5 +252,5 @@ def _name(specs: Sequence[ParamSpec], before: Sequence[Unit]) -> str:
     """Name a unit by what its parameters' names have in common; those of an earlier unit (tied ones) say nothing."""
     earlier = {spec.name for unit in before for spec in unit.specs}
     paths = [spec.name.split(".")[:-1] for spec in specs if spec.name not in earlier]
-    shared = os.path.commonprefix(paths)
-    return ".".join(shared) or "layers"
+    shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+    return ".".join(parts[0] for parts in shared) or "layers"
