@@ -1,6 +1,6 @@
 """Pure splitting arithmetic: chunks of a vector, shapes of the process grid, shards of a tensor."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import gcd
@@ -62,6 +62,11 @@ def tensor_refusal(sizes: Mapping[str, int], tp: int) -> str | None:
     valid = [str(d) for d in range(1, min(common, MOST_SUGGESTED) + 1) if common % d == 0]
     choice = f"{', '.join(valid[:-1])} or {valid[-1]}" if len(valid) > 1 else valid[0]
     return f"{odd} = {sizes[odd]} does not divide by parallel.tp = {tp}; set parallel.tp = {choice}"
+
+
+def split_widths(hidden: Sequence[int]) -> dict[str, int]:
+    """Name the hidden widths of an MLP that the tensor axis splits: every other one, each between two linear maps."""
+    return {f"model.hidden[{index}]": hidden[index] for index in range(0, len(hidden), 2)}
 
 
 @dataclass(frozen=True)

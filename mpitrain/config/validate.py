@@ -15,6 +15,7 @@ from mpitrain.config.schema import (
     RunConfig,
 )
 from mpitrain.errors import ConfigError
+from mpitrain.partition import split_widths, tensor_refusal
 
 
 def refusal(collective: str, codec: str, memory: str, rounding: str = "nearest") -> str | None:
@@ -104,8 +105,14 @@ def check_consistency(config: Config) -> None:
     """
     for text in config.data.flags:
         parse_flag(text)
-    for reason in (*_of_exchange(config.exchange), *_of_model(config.model, config.data), *_of_run(config)):
-        raise ConfigError(reason)
+    for reasons in (
+        _of_exchange(config.exchange),
+        _of_model(config.model, config.data),
+        _of_tensor(config.model, config.parallel),
+        _of_run(config),
+    ):
+        for reason in reasons:
+            raise ConfigError(reason)
 
 
 def _of_exchange(exchange: ExchangeConfig) -> Iterator[str]:
@@ -135,6 +142,20 @@ def _of_model(model: ModelConfig, data: DataConfig) -> Iterator[str]:
         yield f'data.kind = "text" has no targets for model.task = "{model.task}"; set model.task = "lm"'
     if model.task == "lm" and model.kind == "mlp":
         yield 'model.kind = "mlp" reads no tokens, but model.task = "lm"; set model.kind = "transformer"'
+
+
+def _of_tensor(model: ModelConfig, parallel: ParallelConfig) -> Iterator[str]:
+    if model.kind == "mlp":
+        sizes = split_widths(model.hidden)
+    else:
+        sizes = {"model.heads": model.heads, "model.d_ff": model.d_ff or 4 * model.d_model}
+    if reason := tensor_refusal(sizes, parallel.tp):
+        yield reason
+    if model.kind == "mlp" and parallel.tp > 1 and parallel.sequence:
+        yield (
+            'parallel.sequence = true splits time steps, but the layers of model.kind = "mlp" have none; '
+            "set parallel.sequence = false"
+        )
 
 
 def _of_run(config: Config) -> Iterator[str]:

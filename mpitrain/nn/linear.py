@@ -55,12 +55,13 @@ class Linear(Layer[Floats, LinearCache]):
     tied: str = ""
 
     @property
-    def _weight(self) -> str:
+    def weight(self) -> str:
+        """Name the parameter that serves as weight."""
         return self.tied or f"{self.name}.weight"
 
     def specs(self) -> list[ParamSpec]:
         """Declare ``weight`` and ``bias``."""
-        specs = [ParamSpec(self._weight, (self.outputs, self.inputs), std=self.std, decay=True)]
+        specs = [ParamSpec(self.weight, (self.outputs, self.inputs), std=self.std, decay=True)]
         if self.bias:
             specs.append(ParamSpec(f"{self.name}.bias", (self.outputs,)))
         if self.parallel == "none":
@@ -69,7 +70,7 @@ class Linear(Layer[Floats, LinearCache]):
 
     def forward(self, params: Tensors, x: Floats, context: Context) -> tuple[Floats, LinearCache]:
         """Map (..., I) to (..., O)."""
-        y_NO: Floats = _rows(x) @ params[self._weight].T
+        y_NO: Floats = _rows(x) @ params[self.weight].T
         if self.bias:
             y_NO += params[f"{self.name}.bias"]
         return y_NO.reshape(*x.shape[:-1], y_NO.shape[-1]), LinearCache(x)
@@ -77,12 +78,12 @@ class Linear(Layer[Floats, LinearCache]):
     def backward(self, params: Tensors, cache: LinearCache, dy: Floats, grads: Tensors) -> Floats:
         """Map (..., O) back to (..., I)."""
         dy_NO = _rows(dy)
-        add_to(grads, self._weight, dy_NO.T @ _rows(cache.x))
+        add_to(grads, self.weight, dy_NO.T @ _rows(cache.x))
         if self.bias:
             add_to(grads, f"{self.name}.bias", column_sums(dy_NO))
         if self.first:
             return no_gradient(dy)
-        dx_NI: Floats = dy_NO @ params[self._weight]
+        dx_NI: Floats = dy_NO @ params[self.weight]
         return dx_NI.reshape(cache.x.shape)
 
 

@@ -16,7 +16,7 @@ from mpitrain.nn.linear import Linear, row_linear
 from mpitrain.nn.norm import LayerNorm
 from mpitrain.nn.pooling import Flatten, LastStep, MeanOverTime
 from mpitrain.nn.split import WHOLE, TensorSplit, as_one
-from mpitrain.partition import tensor_refusal
+from mpitrain.partition import split_widths, tensor_refusal
 
 Task = Literal["classify", "forecast", "lm"]
 
@@ -56,7 +56,7 @@ class Mlp(Chain):
         dropout: float = 0.0,
         split: TensorSplit = WHOLE,
     ) -> None:
-        _check_split({f"model.hidden[{i}]": hidden[i] for i in range(0, len(hidden), 2)}, split)
+        _check_split(split_widths(hidden), split)
         layers: list[AnyLayer] = [Flatten()]
         widths = (inputs, *hidden, outputs)
         for index in range(len(hidden)):

@@ -43,8 +43,6 @@ class TensorParallel(TensorSplit):
         As given.
     traffic : Traffic
         What the exchanges have cost so far; the caller takes it and starts it anew.
-    streams : list of (Codec, str)
-        The codecs in use, each with its memory (none), for whoever compiles kernels beforehand.
     """
 
     def __init__(
@@ -66,8 +64,18 @@ class TensorParallel(TensorSplit):
 
     @property
     def streams(self) -> list[tuple[Codec, str]]:
-        """List the codecs in use; none on one rank, which exchanges nothing."""
+        """List the codecs in use, each with its memory, to compile their kernels; none on one rank."""
         return [(self._codec, "none"), (self._raw, "none")] if self.size > 1 else []
+
+    @property
+    def held_bytes(self) -> int:
+        """Count the bytes of all buffers that are kept."""
+        return sum(
+            state.bucket.values.nbytes
+            + state.total.nbytes
+            + sum(frame.buffer.nbytes for frame in state.frames.values())
+            for state in self._states.values()
+        )
 
     def total(self, x: Floats, *, exact: bool) -> Floats:
         """Sum over the ranks; see `TensorSplit.total`."""

@@ -534,6 +534,20 @@ def test_every_combination_is_taken_or_refused_with_a_remedy_that_works(answers)
         (["model.task=lm"], ['model.task = "lm"', '"classify" or "forecast"', 'data.kind = "text"']),
         (["data.kind=text"], ['data.kind = "text"', 'model.task = "classify"', 'set model.task = "lm"']),
         (["data.kind=text", "model.task=lm", "model.kind=mlp"], ['model.kind = "mlp"', 'model.kind = "transformer"']),
+        (
+            ["model.d_model=48", "model.heads=6", "parallel.tp=4"],
+            ["model.heads = 6 does not divide by parallel.tp = 4; set parallel.tp = 1, 2, 3 or 6"],
+        ),
+        (["model.d_ff=10", "parallel.tp=4"], ["model.d_ff = 10", "parallel.tp = 4; set parallel.tp = 1 or 2"]),
+        (
+            ["model.kind=mlp", "model.hidden=[6, 5, 9]", "parallel.tp=2"],
+            ["model.hidden[2] = 9 does not divide by parallel.tp = 2; set parallel.tp = 1 or 3"],
+        ),
+        (["model.kind=mlp", "model.hidden=[7]", "parallel.tp=2"], ["model.hidden[0] = 7", "set parallel.tp = 1 or 7"]),
+        (
+            ["model.kind=mlp", "parallel.tp=2", "parallel.sequence=true"],
+            ["parallel.sequence = true", 'model.kind = "mlp"', "set parallel.sequence = false"],
+        ),
         (["train.patience=2", "train.eval_every=0"], ["train.patience = 2", "train.eval_every = 0"]),
         (["train.target=0.5", "train.eval_every=0"], ["train.target = 0.5", "train.eval_every = 0"]),
         (["run.time_margin_s=5"], ["run.time_margin_s = 5", "run.time_limit_s"]),
@@ -552,6 +566,18 @@ def test_rules_with_the_native_collective():
 
 def test_heads_do_not_matter_to_an_mlp():
     assert config_of("model.kind=mlp", "model.d_model=30", "model.heads=4").model.kind == "mlp"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.heads=8", "parallel.tp=8", "parallel.sequence=true"],
+        ["model.kind=mlp", "model.heads=3", "model.hidden=[6, 5]", "parallel.tp=6"],
+        ["model.kind=mlp", "model.hidden=[]", "parallel.tp=7"],
+    ],
+)
+def test_models_that_the_tensor_axis_splits(overrides):
+    config_of(*overrides)
 
 
 def test_derived_defaults():

@@ -146,10 +146,10 @@ def model_inputs(model_kind, batch, time):
     return rng.standard_normal((batch, time, 3))
 
 
-def transformer(task, kind, *, causal=False, dropout=0.2, blocks=2):
+def transformer(task, kind, *, dropout=0.2, blocks=2, outputs=3, **options):
     inputs = {"vocabulary": 5} if kind == "tokens" else {"features": 3}
-    shape = {"time": 4, "d_model": 4, "blocks": blocks, "heads": 2, "d_ff": 5, "outputs": 3}
-    return Transformer(task=task, causal=causal, dropout=dropout, **shape, **inputs)
+    shape = {"time": 4, "d_model": 4, "blocks": blocks, "heads": 2, "d_ff": 5, "outputs": outputs}
+    return Transformer(task=task, dropout=dropout, **shape, **inputs, **options)
 
 
 MODELS = {
@@ -159,6 +159,8 @@ MODELS = {
     "forecast floats causal": (transformer("forecast", "floats", causal=True, blocks=1), "floats"),
     "forecast no blocks": (transformer("forecast", "floats", blocks=0), "floats"),
     "lm": (transformer("lm", "tokens", blocks=1), "tokens"),
+    "lm tied": (transformer("lm", "tokens", blocks=1, outputs=5, tied=True), "tokens"),
+    "classify recomputed": (transformer("classify", "floats", recompute=True), "floats"),
     "mlp relu": (Mlp(inputs=6, hidden=(5, 4), outputs=3, dropout=0.3), "floats"),
     "mlp gelu": (Mlp(inputs=6, hidden=(5,), outputs=3, activation="gelu"), "floats"),
     "mlp linear": (Mlp(inputs=6, hidden=(), outputs=3), "floats"),
@@ -186,7 +188,7 @@ def test_model_with_its_loss(name, batch, time):
     output, cache = model.forward(params, x, context)
     model.backward(params, cache, evaluate_loss(name, output).dout, grads)
     if batch == 0:
-        assert output.shape == ((0, time, 3) if name == "lm" else (0, 3))
+        assert output.shape == ((0, time, output.shape[-1]) if name.startswith("lm") else (0, 3))
         assert not grads.flat.any()
         return
 
