@@ -130,7 +130,7 @@ class Channel:
     wire : Wire
         Shared by all channels of the rank.
     cut : int
-        Number of the virtual stage before the cut.
+        Number of the piece of the model before the cut.
     kind : Tag
         ACTIVATION or GRADIENT.
     peer : int

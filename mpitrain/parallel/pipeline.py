@@ -1,6 +1,6 @@
 """Pipeline parallelism: the stage of this rank, its neighbours, and what is remembered between steps.
 
-Virtual stage v is chunk ``v // stages`` of stage ``v % stages``; cut v lies between the virtual stages v and v + 1.
+Piece v of the model is chunk ``v // stages`` of stage ``v % stages``; cut v lies between the pieces v and v + 1.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -93,10 +93,10 @@ class Pipeline:
         transport: Transport | None = None,
         dtype: npt.DTypeLike = np.float32,
     ) -> None:
-        virtual = len(chunks) * axis.size
-        if len(cut_shapes) != virtual - 1:
+        pieces = len(chunks) * axis.size
+        if len(cut_shapes) != pieces - 1:
             raise ValueError(
-                f"pipeline: expected {virtual - 1} cuts of {virtual} virtual stages, got {len(cut_shapes)}"
+                f"pipeline: {pieces} pieces of a model have {pieces - 1} cuts, got {len(cut_shapes)} shapes"
             )
         if settings.memory not in ("none", "delta"):
             raise ConfigError(f'parallel.memory: expected "none" or "delta", got {settings.memory!r}')
@@ -104,7 +104,7 @@ class Pipeline:
         self.settings = settings
         self._dtype = dtype
         self._wire = Wire(axis, transport or Transport())
-        self._stage = Stage(axis.rank, axis.size, tuple(chunks), self._wire)
+        self._stage = Stage(tuple(chunks), self._wire)
         self._shapes = cut_shapes
         self._handovers: dict[tuple[int, Tag], Handover] = {}
         self._references: dict[str, References] = {}
@@ -113,12 +113,12 @@ class Pipeline:
             Tag.GRADIENT: make_codec(settings.gradient_codec, dtype),
         }
         for chunk in range(len(chunks)):
-            self._connect(chunk, chunk * axis.size + axis.rank, virtual)
+            self._connect(chunk, chunk * axis.size + axis.rank, pieces)
         self._plans: dict[int, list[Action]] = {}
         self._order(1)  # refuses an impossible schedule now
 
     def _connect(self, chunk: int, piece: int, pieces: int) -> None:
-        """Make the ways to and from a virtual stage."""
+        """Make the ways to and from a piece of the model."""
         if piece > 0:
             self._stage.inputs["forward", chunk] = self._way(piece - 1, Tag.ACTIVATION, piece - 1, "in")
             self._stage.outputs["backward", chunk] = self._way(piece - 1, Tag.GRADIENT, piece - 1, "out")

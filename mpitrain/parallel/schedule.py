@@ -1,6 +1,6 @@
 """In which order a stage of the pipeline works: pure plans, and a simulator that holds them against their theory.
 
-A model is cut into ``stages · chunks`` consecutive pieces, the virtual stages; stage s holds the pieces
+A model is cut into ``stages · chunks`` consecutive pieces (virtual stages); stage s holds the pieces
 ``chunk · stages + s``. Within one chunk every plan handles the micro-batches of one direction in ascending order, so
 that messages between two pieces never overtake each other.
 """
@@ -134,36 +134,37 @@ def simulate(order: Plan, forward_s: float = 1.0, backward_s: float = 2.0, messa
     stages, chunks = len(order), 1 + max(action.chunk for actions in order for action in actions)
     cost = {"forward": forward_s, "backward": backward_s}
     done: dict[tuple[Kind, int, int], float] = {}
-    clock, position = [0.0] * stages, [0] * stages
+    clock = [0.0] * stages
+    left = [list(reversed(actions)) for actions in order]
     moved = True
     while moved:
         moved = False
-        for stage, actions in enumerate(order):
-            while position[stage] < len(actions):
-                action = actions[position[stage]]
-                needs = _needs(action, action.chunk * stages + stage, stages * chunks)
+        for stage, actions in enumerate(left):
+            while actions:
+                kind, chunk, micro = actions[-1]
+                piece = chunk * stages + stage
+                needs = _needs(kind, piece, micro, last=piece == stages * chunks - 1)
                 if any(need not in done for need in needs):
                     break
-                away = [message_s * (piece % stages != stage) for _, piece, _ in needs]
-                start = max([clock[stage], *(done[need] + s for need, s in zip(needs, away, strict=True))])
-                clock[stage] = start + cost[action.kind]
-                done[action.kind, action.chunk * stages + stage, action.micro] = clock[stage]
-                position[stage] += 1
+                ready = [done[need] + message_s * (need[1] % stages != stage) for need in needs]
+                clock[stage] = max([clock[stage], *ready]) + cost[kind]
+                done[kind, piece, micro] = clock[stage]
+                actions.pop()
                 moved = True
-    stuck = [(s, actions[position[s]]) for s, actions in enumerate(order) if position[s] < len(actions)]
+    stuck = [f"stage {stage} before {actions[-1]}" for stage, actions in enumerate(left) if actions]
     if stuck:
-        raise RuntimeError(f"the stages wait for each other: {', '.join(f'stage {s} before {a}' for s, a in stuck)}")
+        raise RuntimeError(f"the stages wait for each other: {', '.join(stuck)}")
     busy = sum(cost[action.kind] for actions in order for action in actions)
     bubble = 1 - busy / (stages * max(clock)) if max(clock) else 0.0
     return Simulation(max(clock), bubble, [_most_in_flight(actions) for actions in order])
 
 
-def _needs(action: Action, piece: int, pieces: int) -> list[tuple[Kind, int, int]]:
-    """List what must be done before an action on a virtual stage."""
-    if action.kind == "forward":
-        return [("forward", piece - 1, action.micro)] if piece else []
-    own: tuple[Kind, int, int] = ("forward", piece, action.micro)
-    return [own] if piece == pieces - 1 else [own, ("backward", piece + 1, action.micro)]
+def _needs(kind: Kind, piece: int, micro: int, *, last: bool) -> list[tuple[Kind, int, int]]:
+    """List the passes that must be done before this one."""
+    if kind == "forward":
+        return [("forward", piece - 1, micro)] if piece else []
+    own: tuple[Kind, int, int] = ("forward", piece, micro)
+    return [own] if last else [own, ("backward", piece + 1, micro)]
 
 
 def _most_in_flight(actions: Sequence[Action]) -> int:

@@ -35,19 +35,17 @@ class Stage:
 
     Attributes
     ----------
-    rank, size : int
-        Which stage of how many.
     chunks : tuple of Chain
         Its pieces of the model.
-    wire, ledger
-        Shared with the channels; bytes of activations.
+    wire : Wire
+        Shared with the channels.
+    ledger : Ledger
+        Of the activations that training keeps.
     inputs, outputs : dict
         By direction (forward, backward) and chunk: where an array comes from and where the result goes. The first piece
         has no forward input, the last no forward output.
     """
 
-    rank: int
-    size: int
     chunks: tuple[Chain, ...]
     wire: Wire
     ledger: Ledger = field(default_factory=Ledger)
