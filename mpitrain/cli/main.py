@@ -26,6 +26,7 @@ COMMANDS = {
     "inspect": "mpitrain.cli.inspect",
     "doctor": "mpitrain.cli.doctor",
     "validate": "mpitrain.cli.validate",
+    "plan": "mpitrain.cli.plan",
     "reference": "mpitrain.config.reference",
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
@@ -39,7 +40,7 @@ RESUME_VALUES = rf"auto|{NEWEST}|[0-9]+"
 
 DEFAULT_CELLS = ["raw", "int8:residual"]
 
-NEEDS_MPI = {"train", "launch", "eval"}
+NEEDS_MPI = {"train", "launch", "eval", "plan"}
 
 
 NO_VALUE = ""
@@ -218,6 +219,20 @@ def validate(
 ) -> None:
     """Check a configuration, and show every value with its source; needs no MPI."""
     call("validate", config, overrides or [], ranks)
+
+
+@app.command()
+def plan(
+    config: Config,
+    ranks: Annotated[int, typer.Option("-n", "--ranks", min=1, help="Processes that the run will have.")],
+    overrides: Set = None,
+    measure: Annotated[
+        bool, typer.Option("--measure", metavar=NO_VALUE, help="Cut by measured seconds, not by counted work.")
+    ] = False,
+    json: Json = None,
+) -> None:
+    """Show where the model can be cut, and what every layout of the ranks sends and keeps; starts no other process."""
+    call("plan", config, ranks, overrides or [], measure=measure, output=json)
 
 
 @app.command()

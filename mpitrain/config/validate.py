@@ -37,6 +37,16 @@ def memory_of(exchange: ExchangeConfig) -> MemoryName:
     return exchange.memory or ("residual" if _is_lossy(exchange) else "none")
 
 
+def micro_batches_of(parallel: ParallelConfig, pp: int) -> int:
+    """Resolve the number of micro-batches where it is left out, for a pipeline of ``pp`` stages."""
+    return parallel.micro_batches or (4 * pp if pp > 1 else 1)
+
+
+def chunks_of(parallel: ParallelConfig, pp: int) -> int:
+    """Resolve the number of pieces of the model that each of ``pp`` stages holds."""
+    return parallel.chunks or 2 if parallel.schedule == "interleaved" and pp > 1 else 1
+
+
 def _is_lossy(exchange: ExchangeConfig) -> bool:
     return any(codec != "raw" for codec in (exchange.codec, *(rule.codec for rule in exchange.rule)))
 

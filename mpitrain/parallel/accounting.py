@@ -20,11 +20,11 @@ def bases_of(arrays: Iterable[npt.NDArray[Any]]) -> set[int]:
     return {id(base_of(array)) for array in arrays}
 
 
-def nbytes_of(*items: object, exclude: Collection[int] = ()) -> int:
-    """Count the bytes that keeping ``items`` keeps alive.
+def buffers_of(*items: object, exclude: Collection[int] = ()) -> dict[int, int]:
+    """Find the memory that keeping ``items`` keeps alive: bytes by identity.
 
-    Walks dataclasses, tuples, lists and mappings. Several views of one buffer count once, a view of a part of it counts
-    as the whole.
+    Walks dataclasses, tuples, lists and mappings. Several views of one buffer are one, a view of a part of it counts as
+    the whole.
 
     Parameters
     ----------
@@ -32,7 +32,12 @@ def nbytes_of(*items: object, exclude: Collection[int] = ()) -> int:
         What ``bases_of`` says of arrays that live anyway: parameters, inputs.
     """
     found = {id(base): base.nbytes for base in (base_of(array) for array in _arrays(items))}
-    return sum(nbytes for base, nbytes in found.items() if base not in exclude)
+    return {base: nbytes for base, nbytes in found.items() if base not in exclude}
+
+
+def nbytes_of(*items: object, exclude: Collection[int] = ()) -> int:
+    """Count the bytes that keeping ``items`` keeps alive; see `buffers_of`."""
+    return sum(buffers_of(*items, exclude=exclude).values())
 
 
 def _arrays(root: object) -> Iterator[npt.NDArray[Any]]:

@@ -78,6 +78,11 @@ def stage_layers(
     return [[pieces[chunk * stages + stage] for chunk in range(chunks)] for stage in range(stages)]
 
 
+def cut_shapes(found: Sequence[Unit], chosen: Sequence[int]) -> list[tuple[int, ...]]:
+    """List what crosses every cut, for one sample."""
+    return [found[cut - 1].output_shape for cut in chosen]
+
+
 def pieces(found: Sequence[Unit], chosen: Sequence[int]) -> list[Sequence[Unit]]:
     """Cut the list of units."""
     edges = [0, *chosen, len(found)]
@@ -87,8 +92,8 @@ def pieces(found: Sequence[Unit], chosen: Sequence[int]) -> list[Sequence[Unit]]
 def _check_stages(found: Sequence[Unit], stages: int) -> None:
     if stages > len(found):
         raise ConfigError(
-            f"parallel: {stages} stages (pp times chunks) need {stages} units or more, but the model has {len(found)}: "
-            f"{_listed(found)}; set parallel.pp to {len(found)} or less"
+            f"parallel: pp times chunks = {stages} needs as many units or more, but the model has {len(found)}: "
+            f"{_listed(found)}; set parallel.pp and chunks so that their product is {len(found)} or less"
         )
 
 

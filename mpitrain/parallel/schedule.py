@@ -123,8 +123,8 @@ class Simulation:
     in_flight: list[int]
 
 
-def simulate(order: Plan, forward_s: float = 1.0, backward_s: float = 2.0) -> Simulation:
-    """Play a plan through: every pass takes the same time on all stages, messages take none.
+def simulate(order: Plan, forward_s: float = 1.0, backward_s: float = 2.0, message_s: float = 0.0) -> Simulation:
+    """Play a plan through: every pass takes the same time on all stages, every message between two of them another.
 
     Raises
     ------
@@ -146,7 +146,8 @@ def simulate(order: Plan, forward_s: float = 1.0, backward_s: float = 2.0) -> Si
                 needs = _needs(kind, piece, micro, last=piece == stages * chunks - 1)
                 if any(need not in done for need in needs):
                     break
-                clock[stage] = max([clock[stage], *(done[need] for need in needs)]) + cost[kind]
+                ready = [done[need] + message_s * (need[1] % stages != stage) for need in needs]
+                clock[stage] = max([clock[stage], *ready]) + cost[kind]
                 done[kind, piece, micro] = clock[stage]
                 actions.pop()
                 moved = True
@@ -154,7 +155,8 @@ def simulate(order: Plan, forward_s: float = 1.0, backward_s: float = 2.0) -> Si
     if stuck:
         raise RuntimeError(f"the stages wait for each other: {', '.join(stuck)}")
     busy = sum(cost[action.kind] for actions in order for action in actions)
-    return Simulation(max(clock), 1 - busy / (stages * max(clock)), [_most_in_flight(actions) for actions in order])
+    bubble = 1 - busy / (stages * max(clock)) if max(clock) else 0.0
+    return Simulation(max(clock), bubble, [_most_in_flight(actions) for actions in order])
 
 
 def _needs(kind: Kind, piece: int, micro: int, *, last: bool) -> list[tuple[Kind, int, int]]:

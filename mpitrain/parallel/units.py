@@ -4,11 +4,13 @@ A unit is a layer of the chain with all that follows it up to the next layer wit
 stays with the layer whose output it maps. What comes before the first parameters belongs to the first unit.
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import takewhile
 from math import prod
 from statistics import median
 from time import perf_counter
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -17,10 +19,65 @@ from mpitrain.arrays import Floats, Ints
 from mpitrain.nn.attention import Attention
 from mpitrain.nn.layer import AnyLayer, Chain, Context
 from mpitrain.nn.linear import Linear
+from mpitrain.nn.split import TensorSplit
+from mpitrain.parallel.accounting import base_of, bases_of, buffers_of
 from mpitrain.params import ParamSpec
 
 ROUNDS = 5
 """Times that a unit is measured; the median counts."""
+
+
+class Swap(NamedTuple):
+    """What the ranks of a tensor axis exchange for one sample.
+
+    Attributes
+    ----------
+    kind : str
+        A sum of the whole on all ranks; or one half of it, by time slices: all-gather or reduce-scatter.
+    size : int
+        Elements of the whole.
+    time : int
+        Steps into which the whole is cut for the slices; 0: it is cut by elements.
+    """
+
+    kind: Literal["sum", "gather", "scatter"]
+    size: int
+    time: int = 0
+
+
+class CountingSplit(TensorSplit):
+    """Keeps the shapes right, exchanges nothing, and notes what would have been exchanged.
+
+    Parameters
+    ----------
+    rank, size, sequence
+        As of `TensorSplit`.
+
+    Attributes
+    ----------
+    swaps : list of Swap
+        Of one sample; the caller may empty it.
+    """
+
+    def __init__(self, rank: int, size: int, *, sequence: bool = False) -> None:
+        super().__init__(rank, size, sequence=sequence)
+        self.swaps: list[Swap] = []
+
+    def total(self, x: Floats, *, exact: bool) -> Floats:
+        """Note a sum."""
+        self.swaps.append(Swap("sum", x.size // len(x)))
+        return super().total(x, exact=exact)
+
+    def gather_slices(self, x: Floats, time: int, *, exact: bool) -> Floats:
+        """Note an all-gather."""
+        whole = super().gather_slices(x, time, exact=exact)
+        self.swaps.append(Swap("gather", whole.size // len(x), time))
+        return whole
+
+    def scatter_slices(self, x: Floats, *, exact: bool) -> Floats:
+        """Note a reduce-scatter."""
+        self.swaps.append(Swap("scatter", x.size // len(x), x.shape[1]))
+        return super().scatter_slices(x, exact=exact)
 
 
 @dataclass(frozen=True)
@@ -39,9 +96,12 @@ class Unit:
         Cost of a sample: multiply-adds of forward, or seconds of forward and backward.
     output_shape : tuple of int
         Shape of what leaves it, of one sample: what crosses a cut behind it.
+    source : int
+        Identifies the array that it reads.
     kept : dict of int to int
-        Bytes a sample of the arrays that backward needs, by a number that identifies the array among all of the chain:
-        two units may keep the same one.
+        Bytes a sample of the arrays that backward needs, by what identifies the array: two units may keep the same one.
+    forward_swaps, backward_swaps : tuple of Swap
+        What the tensor axis exchanges, in order; empty where the chain is not split.
     """
 
     name: str
@@ -50,7 +110,10 @@ class Unit:
     specs: tuple[ParamSpec, ...]
     work: float
     output_shape: tuple[int, ...]
-    kept: Mapping[int, int]
+    source: int = 0
+    kept: Mapping[int, int] = field(default_factory=dict)
+    forward_swaps: tuple[Swap, ...] = ()
+    backward_swaps: tuple[Swap, ...] = ()
 
     @property
     def num_parameters(self) -> int:
@@ -63,15 +126,21 @@ class Unit:
         return prod(self.output_shape)
 
 
-def units(chain: Chain, input_shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32) -> list[Unit]:
+def units(
+    chain: Chain, input_shape: tuple[int, ...], dtype: npt.DTypeLike = np.float32, split: CountingSplit | None = None
+) -> list[Unit]:
     """List the units of a chain, in forward order.
 
     Parameters
     ----------
+    chain : Chain
+        Not split, or by a split that exchanges nothing.
     input_shape : tuple of int
         Of one sample.
     dtype : dtype
         Of the input: an integer type for tokens, which run through float32 parameters.
+    split : CountingSplit, optional
+        With which the chain was built.
 
     Notes
     -----
@@ -79,20 +148,34 @@ def units(chain: Chain, input_shape: tuple[int, ...], dtype: npt.DTypeLike = np.
     masks of dropout count. The caches of the one sample are held until the end.
     """
     found: list[Unit] = []
-    held: list[object] = []
-    numbers: dict[int, int] = {}
     y = np.zeros((1, *input_shape), dtype)
+    held: list[object] = [y]  # alive, so that no other array is taken for one of these
     for start, stop in _ranges(chain.layers):
-        piece = Chain(chain.layers[start:stop])
+        piece, context = Chain(chain.layers[start:stop]), _context(1)
         specs = piece.specs()
         params = _zeros(specs, y.dtype)
-        work = _multiply_adds(piece, params, y)
-        y, cache = piece.forward(params, y, _context(1))
+        work, source = _multiply_adds(piece, params, y), id(base_of(y))
+        forward = _noted(split)
+        y, cache = piece.forward(params, y, context)
+        forward_swaps = tuple(forward)
         held += [y, cache]
-        mine = {id(buffer) for buffer in buffers(params)}
-        kept = {numbers.setdefault(id(b), len(numbers)): b.nbytes for b in buffers(cache) if id(b) not in mine}
-        found.append(Unit(_name(specs, found), start, stop, tuple(specs), work, y.shape[1:], kept))
+        kept = buffers_of(cache, exclude=bases_of([*params.values(), context.samples]))
+        backward = _noted(split)
+        if split is not None:
+            piece.backward(params, cache, np.zeros_like(y), _zeros(specs, y.dtype))
+        name = _name(specs, found)
+        found.append(
+            Unit(name, start, stop, tuple(specs), work, y.shape[1:], source, kept, forward_swaps, tuple(backward))
+        )
     return found
+
+
+def _noted(split: CountingSplit | None) -> list[Swap]:
+    """Return a new list that the split writes into from now on."""
+    swaps: list[Swap] = []
+    if split is not None:
+        split.swaps = swaps
+    return swaps
 
 
 def measured(
@@ -121,33 +204,12 @@ def measured(
     return seconds
 
 
-def buffers(value: object) -> Iterator[npt.NDArray[np.generic]]:
-    """Yield the arrays that own the memory which a cache (arrays in tuples, mappings and dataclasses) refers to."""
-    if isinstance(value, np.ndarray):
-        while isinstance(value.base, np.ndarray):
-            value = value.base
-        yield value
-        return
-    for part in _parts(value):
-        yield from buffers(part)
-
-
 def kept_bytes(found: Iterable[Unit]) -> int:
     """Add up what backward needs of a sample in neighbouring units; an array that two of them keep counts once."""
     together: dict[int, int] = {}
     for unit in found:
         together.update(unit.kept)
     return sum(together.values())
-
-
-def _parts(value: object) -> Iterable[object]:
-    if isinstance(value, tuple | list):
-        return value
-    if isinstance(value, Mapping):
-        return value.values()
-    if is_dataclass(value):
-        return [getattr(value, item.name) for item in fields(value)]
-    return ()
 
 
 def _ranges(layers: Sequence[AnyLayer]) -> list[tuple[int, int]]:
@@ -180,19 +242,15 @@ def _traced(layer: AnyLayer, params: Mapping[str, Floats], x: Floats | Ints) -> 
         return total, x
     y, _ = layer.forward(params, x, _context(1))
     if isinstance(layer, Linear):
-        return prod(x.shape[:-1]) * float(params[f"{layer.name}.weight"].size), y
+        return prod(x.shape[:-1]) * float(layer.specs()[0].size), y
     if isinstance(layer, Attention):
         return 2.0 * x.shape[1] * y.size, y  # T products of D for each of T·H scores, and the same for the values
     return float(y.size), y
 
 
 def _name(specs: Sequence[ParamSpec], before: Sequence[Unit]) -> str:
-    """Name a unit by what its parameters' names have in common."""
-    paths = [spec.name.split(".")[:-1] for spec in specs]
-    shared: list[str] = []
-    for parts in zip(*paths, strict=False):
-        if len(set(parts)) > 1:
-            break
-        shared.append(parts[0])
-    name = ".".join(shared) or "layers"
-    return f"{name} again" if any(unit.name == name for unit in before) else name
+    """Name a unit by what its parameters' names have in common; those of an earlier unit (tied ones) say nothing."""
+    earlier = {spec.name for unit in before for spec in unit.specs}
+    paths = [spec.name.split(".")[:-1] for spec in specs if spec.name not in earlier]
+    shared = takewhile(lambda parts: len(set(parts)) == 1, zip(*paths, strict=False))
+    return ".".join(parts[0] for parts in shared) or "layers"

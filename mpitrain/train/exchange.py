@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import numpy.typing as npt
+
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.memory import DoubleBuffer
 from mpitrain.codecs.noise import noise_key
@@ -88,6 +90,12 @@ def plan_buckets(layout: Layout, bucket_mb: float | None, shared: Collection[str
     return buckets
 
 
+def stream_of(group: str, config: ExchangeConfig, dtype: npt.DTypeLike) -> tuple[Codec, str]:
+    """Choose the codec and the memory of the buckets of a group, which is named after its codec."""
+    codec = make_codec(group, dtype, stochastic=group == "int8" and config.rounding == "stochastic")
+    return codec, "none" if codec.wire_id == "raw" else str(config.memory)
+
+
 class SyncExchange:
     """Sum every gradient over the data axis at every step.
 
@@ -122,8 +130,7 @@ class SyncExchange:
         self._states: list[BucketState] = []
         self._bucket_of: dict[str, int] = {}
         for index, segments in enumerate(self._segments):
-            codec = self._codec(codec_of(segments[0].spec, config))
-            memory = "none" if codec.wire_id == "raw" else str(config.memory)
+            codec, memory = stream_of(codec_of(segments[0].spec, config), config, grads.flat.dtype)
             bucket = Bucket(grads.flat[segments[0].start : segments[-1].stop], index)
             self._states.append(reducer.open(bucket, codec, memory))
             self._bucket_of.update({segment.spec.name: index for segment in segments})
@@ -131,10 +138,6 @@ class SyncExchange:
         self._step = 0
         self._missing: list[int] = []
         self._pending: list[Pending] = []
-
-    def _codec(self, name: str) -> Codec:
-        stochastic = name == "int8" and self._config.rounding == "stochastic"
-        return make_codec(name, self._grads.flat.dtype, stochastic=stochastic)
 
     @property
     def streams(self) -> list[tuple[Codec, str]]:

@@ -8,9 +8,10 @@ import pytest
 from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import make_codec
 from mpitrain.collectives.base import Bucket, Transport
+from mpitrain.collectives.predicted import Sent, memory_elements, sent_for_sum
 from mpitrain.collectives.registry import make_reducer
 from mpitrain.comm.frame import HEADER_BYTES
-from tests.reference.collectives import DirectTwin, RingTwin, sent_bytes
+from tests.reference.collectives import DirectTwin, RingTwin
 
 TWINS = {"direct": DirectTwin, "ring": RingTwin}
 SIZES = [0, 1, 2, 3, 5, 7, 127, 129, 640, 4097]
@@ -52,12 +53,23 @@ def run_steps(axis, collective, codec, memory, size, steps=3, dtype=np.float32, 
 def test_bits_and_bytes(axis, everywhere, collective, size):
     for name, memory, stochastic in STREAMS:
         codec = make_codec(name, stochastic=stochastic)
-        factors = (lambda n: (n + 255) // 256) if memory == "delta" else (lambda n: 0)
+        predicted = sent_for_sum(collective, codec, memory, size, axis.size)[axis.rank]
         for got, expected, traffic in run_steps(axis, collective, codec, memory, size):
             case = (collective, name, memory, stochastic, size)
             assert got.tobytes() == expected.tobytes(), case
             assert everywhere(got), case
-            assert traffic.sent_bytes == sent_bytes(collective, codec, size, axis.size, axis.rank, factors), case
+            assert Sent(traffic.sent_bytes, traffic.messages) == predicted, case
+
+
+@pytest.mark.parametrize("size", SIZES)
+@pytest.mark.parametrize("collective", ["native", *TWINS])
+def test_memories_take_what_is_predicted(axis, collective, size):
+    for name, memory, stochastic in STREAMS[:1] if collective == "native" else STREAMS:
+        codec = make_codec(name, stochastic=stochastic)
+        state = make_reducer(collective, axis).open(Bucket(np.zeros(size, np.float32)), codec, memory)
+        held = sum(half.size for buffer in state.states().values() for half in (buffer.current, buffer.next))
+        expected = memory_elements(collective, memory, size, axis.size, codec.block)[axis.rank]
+        assert held == expected, (collective, name, memory, size)
 
 
 @pytest.mark.parametrize("collective", TWINS)

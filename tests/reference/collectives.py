@@ -70,19 +70,3 @@ class RingTwin(Twin):
             sender, taker = (owner + hop) % self.ranks, (owner + hop + 1) % self.ranks
             total = parts[taker] + self._through(f"{sender}to{taker}of{owner}", owner, total, keys[sender])
         return total
-
-
-def sent_bytes(collective, codec, size, ranks, rank, extra=lambda elements: 0):
-    """Bytes that a rank hands to MPI: 16 of header and the payload of every message.
-
-    ``extra`` adds what a memory puts into the payload of so many elements.
-    """
-    chunks = [stop - start for start, stop in chunk_bounds(size, ranks, codec.block)]
-    message = [16 + codec.nbytes(n) + extra(n) if n else 0 for n in chunks]
-    if ranks == 1:
-        return 0
-    if collective == "direct":
-        return sum(message) - message[rank] + (ranks - 1) * message[rank]
-    partials = sum(message) - message[rank]
-    sums = sum(message) - message[(rank + 1) % ranks]
-    return partials + sums

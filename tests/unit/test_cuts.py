@@ -9,10 +9,12 @@ from hypothesis import strategies as st
 
 from mpitrain.errors import ConfigError
 from mpitrain.nn.layer import EVALUATE, Chain, Context
+from mpitrain.nn.linear import Linear
 from mpitrain.nn.models import Mlp, Transformer
 from mpitrain.nn.pooling import Flatten
+from mpitrain.parallel.accounting import bases_of, nbytes_of
 from mpitrain.parallel.cuts import SLACK, check_cuts, cuts, pieces, stage_layers
-from mpitrain.parallel.units import Unit, buffers, kept_bytes, measured, units
+from mpitrain.parallel.units import Unit, kept_bytes, measured, units
 from mpitrain.params import Layout, Params
 
 FAST = settings(max_examples=200, deadline=None, derandomize=True, database=None)
@@ -32,7 +34,7 @@ def transformer(task="classify", **changes):
 def plain(works, sizes):
     """Units of these costs and numbers of elements that leave them."""
     pairs = zip(works, sizes, strict=True)
-    return [Unit(f"u{i}", i, i + 1, (), work, (size,), {}) for i, (work, size) in enumerate(pairs)]
+    return [Unit(f"u{i}", i, i + 1, (), work, (size,)) for i, (work, size) in enumerate(pairs)]
 
 
 def test_layers_without_parameters_stay_with_the_one_before():
@@ -49,6 +51,11 @@ def test_layers_without_parameters_stay_with_the_one_before():
     assert [unit.output_shape for unit in found] == [*[(6, 8)] * 4, (8,), (4,)]
     assert [(unit.start, unit.stop) for unit in found][1] == (1, 3)
     assert [unit.name for unit in units(Chain([Flatten()]), (2,))] == ["layers"]
+    found = units(transformer("lm", tied=True), (6,), "u1")
+    assert [(unit.name, [spec.name for spec in unit.specs]) for unit in found][-1] == (
+        "head",
+        ["embedding.weight", "head.bias"],
+    )
 
 
 def test_parameters_of_units_are_those_of_the_chain():
@@ -90,9 +97,20 @@ def test_what_backward_keeps_is_what_a_batch_keeps(dropout):
     params = Params(Layout(model.specs()))
     x = np.zeros((5, 6, 3), np.float32)
     _, cache = model.forward(params, x, Context(train=True, samples=np.arange(5)))
-    known = {id(params.flat.base)}
-    held = {id(buffer): buffer.nbytes for buffer in buffers(cache) if id(buffer) not in known}
-    assert sum(held.values()) == 5 * kept_bytes(units(model, (6, 3)))
+    assert nbytes_of(cache, exclude=bases_of(params.values())) == 5 * kept_bytes(units(model, (6, 3)))
+
+
+class Remembering(Linear):
+    """Keeps its weight beside its input."""
+
+    def forward(self, params, x, context):
+        y, _ = super().forward(params, x, context)
+        return y, (x, params[f"{self.name}.weight"].T)
+
+
+def test_parameters_are_not_kept_once_more():
+    found = units(Chain([Remembering("a", 3, 5), Remembering("b", 5, 2)]), (3,))
+    assert [kept_bytes([unit]) for unit in found] == [12, 20]
 
 
 def test_float64():
@@ -156,8 +174,8 @@ def test_more_stages_than_units():
     with pytest.raises(ConfigError) as caught:
         cuts(found, 4)
     assert str(caught.value) == (
-        "parallel: 4 stages (pp times chunks) need 4 units or more, but the model has 3: 0 hidden.0, 1 hidden.1, "
-        "2 head; set parallel.pp to 3 or less"
+        "parallel: pp times chunks = 4 needs as many units or more, but the model has 3: 0 hidden.0, 1 hidden.1, "
+        "2 head; set parallel.pp and chunks so that their product is 3 or less"
     )
 
 
@@ -176,7 +194,7 @@ def test_cuts_that_can_be():
     found = units(mlp(), (6, 3))
     assert check_cuts((1, 2), found, 3) == [1, 2]
     assert check_cuts((), found, 1) == []
-    with pytest.raises(ConfigError, match="4 stages"):
+    with pytest.raises(ConfigError, match="pp times chunks = 4"):
         check_cuts((1, 2, 3), found, 4)
 
 

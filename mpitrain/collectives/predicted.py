@@ -1,0 +1,113 @@
+"""What a sum will cost, without making it: bytes, messages and memories follow from sizes alone."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from mpitrain.codecs.base import Codec
+from mpitrain.codecs.prediction import factor_nbytes
+from mpitrain.comm.frame import HEADER_BYTES
+from mpitrain.partition import chunk_bounds
+
+
+@dataclass(frozen=True)
+class Sent:
+    """What a rank hands to MPI.
+
+    Attributes
+    ----------
+    nbytes : int
+        Payload and headers.
+    messages : int
+        Large ones that travel in pieces count once.
+    """
+
+    nbytes: int = 0
+    messages: int = 0
+
+    def __add__(self, other: "Sent") -> "Sent":
+        return Sent(self.nbytes + other.nbytes, self.messages + other.messages)
+
+    def __mul__(self, times: int) -> "Sent":
+        return Sent(self.nbytes * times, self.messages * times)
+
+
+def payload_nbytes(codec: Codec, memory: str, size: int) -> int:
+    """Count the bytes of an ordinary vector of ``size`` elements; ``delta`` adds its factors."""
+    return codec.nbytes(size) + (factor_nbytes(size) if memory == "delta" else 0)
+
+
+def sent_for_sum(collective: str, codec: Codec, memory: str, size: int, ranks: int) -> list[Sent]:
+    """Predict what every rank sends for the sum of a vector of ``size`` elements.
+
+    Direct and ring move each chunk p - 1 times on its way to its owner and as often back: 2(p-1)/p of the vector a
+    rank, where it divides evenly. What MPI makes of its own sum is not known here: ``native`` counts the vector once,
+    as one message.
+    """
+    if ranks == 1:
+        return [Sent()]
+    if collective == "native":
+        return [Sent(codec.nbytes(size), 1)] * ranks
+    chunks = chunk_bounds(size, ranks, codec.block)
+    if collective == "direct":
+        halves = sent_for_scatter(codec, memory, chunks), sent_for_gather(codec, memory, chunks)
+        return [there + back for there, back in zip(*halves, strict=True)]
+    return _ring_sends(_messages(codec, memory, chunks))
+
+
+def sent_for_scatter(codec: Codec, memory: str, chunks: list[tuple[int, int]]) -> list[Sent]:
+    """Predict what every rank sends for a direct reduce-scatter: the chunks of the others, once."""
+    messages = _messages(codec, memory, chunks)
+    return [_total(m for chunk, m in enumerate(messages) if chunk != rank) for rank in range(len(chunks))]
+
+
+def sent_for_gather(codec: Codec, memory: str, chunks: list[tuple[int, int]]) -> list[Sent]:
+    """Predict what every rank sends for a direct all-gather: its own chunk, to everyone else."""
+    return [message * (len(chunks) - 1) for message in _messages(codec, memory, chunks)]
+
+
+def _ring_sends(messages: list[Sent]) -> list[Sent]:
+    """Add up what a rank passes on: partial sums of all chunks but its own, sums of all but its neighbour's."""
+    ranks, everything = len(messages), _total(messages)
+    without = [(messages[rank], messages[(rank + 1) % ranks]) for rank in range(ranks)]
+    return [everything * 2 + (own + above) * -1 for own, above in without]
+
+
+def _messages(codec: Codec, memory: str, chunks: list[tuple[int, int]]) -> list[Sent]:
+    """List the message that carries each chunk; an empty chunk needs none."""
+    sizes = [stop - start for start, stop in chunks]
+    return [Sent(HEADER_BYTES + payload_nbytes(codec, memory, size), 1) if size else Sent() for size in sizes]
+
+
+def _total(messages: Iterable[Sent]) -> Sent:
+    return sum(messages, Sent())
+
+
+def latencies(collective: str, ranks: int) -> int:
+    """Count the messages of a sum that can only follow each other; of ``native``, those of a tree there and back."""
+    if ranks == 1:
+        return 0
+    return {"direct": 2, "ring": 2 * (ranks - 1), "native": 2 * (ranks - 1).bit_length()}[collective]
+
+
+def memory_elements(collective: str, memory: str, size: int, ranks: int, block: int = 1) -> list[int]:
+    """Predict how many elements every rank remembers of a vector from one sum to the next, both halves together.
+
+    Parameters
+    ----------
+    block : int
+        Of the codec.
+    """
+    if memory == "none" or collective == "native":
+        return [0] * ranks
+    chunks = [stop - start for start, stop in chunk_bounds(size, ranks, block)]
+    return [2 * _remembered(collective, memory, chunks, rank) for rank in range(ranks)]
+
+
+def _remembered(collective: str, memory: str, chunks: list[int], rank: int) -> int:
+    """Add up the streams that start at a rank, and with ``delta`` those that end there."""
+    size, own = sum(chunks), chunks[rank]
+    if memory == "residual":
+        return size  # one stream for every chunk, be it a contribution or the sum
+    if collective == "direct":
+        return 2 * size + (len(chunks) - 2) * own  # contributions to the others' chunks and their sums; all of its own
+    return 3 * size - own - chunks[rank - 1]  # partial sums out and in, and the sum of every chunk

@@ -1,0 +1,275 @@
+"""Every way to divide ranks into data, pipeline and tensor axes, and what a step of each costs; without MPI."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+from msgspec import structs
+
+from mpitrain.codecs.registry import CODECS, make_codec
+from mpitrain.collectives.predicted import Sent, latencies
+from mpitrain.config.schema import Config
+from mpitrain.config.validate import chunks_of, micro_batches_of, refusal
+from mpitrain.data.dataset import Dataset
+from mpitrain.data.sampler import Sampler
+from mpitrain.errors import ConfigError, DataError
+from mpitrain.parallel.cuts import check_cuts, cuts
+from mpitrain.parallel.prediction import (
+    Ranks,
+    Replica,
+    activation_bytes,
+    messages_in_a_row,
+    partial_sent,
+    pipeline_sent,
+    reference_bytes,
+    tensor_sent,
+    tied_sent,
+)
+from mpitrain.parallel.units import CountingSplit, Unit, measured, units
+from mpitrain.params import Layout, Params
+from mpitrain.partition import GridShape
+from mpitrain.train.build import make_model, make_optimizer
+from mpitrain.train.exchange import group_of
+from mpitrain.train.predicted import predict_exchange, predict_memories
+
+FLOAT32 = np.dtype(np.float32)
+
+
+@dataclass(frozen=True)
+class AxisCost:
+    """What all ranks together send along one axis in a step.
+
+    Attributes
+    ----------
+    sent : dict of str to Sent or None
+        By codec; None where it cannot be.
+    configured : Sent
+        As the configuration says.
+    """
+
+    sent: dict[str, Sent | None]
+    configured: Sent
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayoutCost:
+    """What a step costs in one layout.
+
+    Attributes
+    ----------
+    shape : GridShape
+    cuts : list of int
+        First units of all pieces of the model but the first.
+    axes : dict of str to AxisCost
+        ``data``, ``pipeline``, ``tensor``.
+    in_a_row : int
+        Messages that can only follow each other.
+    memory : dict of str to int
+        Bytes of the largest rank: ``parameters``, ``gradients``, ``optimizer``, ``memories`` (of codecs, and past
+        activations), ``activations``.
+    """
+
+    shape: GridShape
+    cuts: list[int]
+    axes: dict[str, AxisCost]
+    in_a_row: int
+    memory: dict[str, int]
+
+    @property
+    def configured(self) -> Sent:
+        """What all ranks send in a step along all axes, as the configuration says."""
+        return sum((axis.configured for axis in self.axes.values()), Sent())
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the largest rank."""
+        return sum(self.memory.values())
+
+
+@dataclass
+class Costs:
+    """Counts what layouts cost.
+
+    Parameters
+    ----------
+    config : Config
+        With all derived values.
+    dataset : Dataset
+        Opened; no samples are loaded.
+    measure : bool
+        Whether cuts follow measured seconds instead of counted multiply-adds.
+    """
+
+    config: Config
+    dataset: Dataset
+    measure: bool = False
+    _units: dict[tuple[object, ...], list[Unit]] = field(default_factory=dict)
+
+    @property
+    def units(self) -> list[Unit]:
+        """Units of the whole model."""
+        return self._of_rank(0, 1)
+
+    @property
+    def num_parameters(self) -> int:
+        """Elements of the whole model; a tied tensor counts once."""
+        return sum(spec.size for spec in dict.fromkeys(spec for unit in self.units for spec in unit.specs))
+
+    def of(self, shape: GridShape) -> LayoutCost:
+        """Count what a layout costs.
+
+        Raises
+        ------
+        ConfigError, DataError
+            Model or data cannot be divided like this.
+        """
+        shares, seen = self._shares(shape.dp)
+        replica = self.replica(shape)
+        axes = {
+            "data": self._data(replica, shape.dp),
+            "pipeline": self._pipeline(replica, shares),
+            "tensor": self._tensor(replica, shares),
+        }
+        in_a_row = messages_in_a_row(replica, max(shares)) + latencies(self.config.exchange.collective, shape.dp)
+        memory = max(self._memories(replica, shares, seen), key=lambda parts: sum(parts.values()))
+        return LayoutCost(shape=shape, cuts=list(replica.cuts), axes=axes, in_a_row=in_a_row, memory=memory)
+
+    def replica(self, shape: GridShape) -> Replica:
+        """Cut the model; raises ConfigError."""
+        parallel = self.config.parallel
+        chunks = chunks_of(parallel, shape.pp)
+        found = [self._of_rank(rank, shape.tp) for rank in range(shape.tp)]
+        stages = shape.pp * chunks
+        given = parallel.cuts if shape.pp == parallel.pp else ()
+        return Replica(
+            units=found,
+            cuts=check_cuts(given, found[0], stages) if given else cuts(found[0], stages),
+            stages=shape.pp,
+            chunks=chunks,
+            schedule=parallel.schedule,
+            micro_batches=micro_batches_of(parallel, shape.pp),
+            split_loss=shape.tp > 1 and self.config.model.task == "lm",
+        )
+
+    def _of_rank(self, rank: int, tp: int) -> list[Unit]:
+        """List the units of a tensor rank; ranks that hold parts of the same shapes share them."""
+        split = CountingSplit(rank, tp, sequence=self.config.parallel.sequence)
+        chain = make_model(self.config, self.dataset, split)
+        start, stop = split.bounds(self.dataset.input_shape[0])
+        key = (tp, stop - start, *(spec.shape for spec in chain.specs()))
+        if key not in self._units:
+            vocabulary = self.dataset.vocabulary
+            kind = np.min_scalar_type(vocabulary - 1) if vocabulary else FLOAT32
+            found = units(chain, self.dataset.input_shape, kind, split)
+            if self.measure:
+                work = measured(chain, found, self.dataset.input_shape, kind) if tp == 1 else self._seconds()
+                found = [replace(unit, work=cost) for unit, cost in zip(found, work, strict=True)]
+            self._units[key] = found
+        return self._units[key]
+
+    def _seconds(self) -> list[float]:
+        return [unit.work for unit in self.units]
+
+    def _shares(self, dp: int) -> tuple[list[int], list[int]]:
+        """Count what every replica has of the first step's samples, and of all of them."""
+        data, train = self.config.data, self.config.train
+        samplers = [
+            Sampler(
+                self.dataset.train_group_sizes,
+                train.batch_size,
+                ranks=dp,
+                rank=rank,
+                placement=data.placement,
+                seed=train.seed,
+            )
+            for rank in range(dp)
+        ]
+        return [len(sampler.indices(0)) for sampler in samplers], [len(sampler.owned) for sampler in samplers]
+
+    def _data(self, replica: Replica, dp: int) -> AxisCost:
+        exchange = self.config.exchange
+
+        def sent(codec: str) -> Sent | None:
+            if refusal(exchange.collective, codec, "none"):
+                return None
+            chosen = structs.replace(exchange, codec=codec)
+            holders = [(stage, rank) for stage in range(replica.stages) for rank in range(replica.tp)]
+            return _total([predict_exchange(replica.specs(*holder), chosen, dp) for holder in holders])
+
+        return AxisCost({codec: sent(codec) for codec in CODECS}, sent(exchange.codec) or Sent())
+
+    def _pipeline(self, replica: Replica, shares: Sequence[int]) -> AxisCost:
+        parallel = self.config.parallel
+
+        def sent(codec: str, back: str) -> Sent:
+            memory = "none" if codec == "raw" else parallel.memory
+            there_and_back = make_codec(codec), make_codec(back)
+            ways = [row for samples in shares for row in pipeline_sent(replica, samples, *there_and_back, memory)]
+            return _total([*ways, *tied_sent(replica) * len(shares)])
+
+        configured = sent(parallel.codec, parallel.gradient_codec or parallel.codec)
+        return AxisCost({codec: sent(codec, codec) for codec in CODECS}, configured)
+
+    def _tensor(self, replica: Replica, shares: Sequence[int]) -> AxisCost:
+        def sent(codec: str) -> Sent:
+            swaps = [row for samples in shares for row in tensor_sent(replica, samples, make_codec(codec))]
+            return _total([*swaps, *partial_sent(replica) * len(shares)])
+
+        return AxisCost({codec: sent(codec) for codec in CODECS}, sent(self.config.parallel.tensor_codec))
+
+    def _memories(self, replica: Replica, shares: Sequence[int], seen: Sequence[int]) -> Iterator[dict[str, int]]:
+        """Yield what every rank keeps; of replicas with equal shares, one."""
+        parallel, exchange = self.config.parallel, self.config.exchange
+        budget = int(parallel.reference_mb * 1e6)
+        for stage in range(replica.stages):
+            for rank in range(replica.tp):
+                specs = replica.specs(stage, rank)
+                parameters = Layout(specs, group_of(exchange)).size * FLOAT32.itemsize
+                remembered = predict_memories(specs, exchange, len(shares))
+                for samples, of_all, codecs in sorted({*zip(shares, seen, remembered, strict=True)}):
+                    references = reference_bytes(replica, samples, of_all, budget, stage, rank)
+                    yield {
+                        "parameters": parameters,
+                        "gradients": parameters,
+                        "optimizer": parameters * self._moments(),
+                        "memories": codecs + (references if parallel.memory == "delta" else 0),
+                        "activations": activation_bytes(replica, samples, stage, rank),
+                    }
+
+    def _moments(self) -> int:
+        """Count the buffers of the optimizer."""
+        return len(make_optimizer(self.config.optim).init(Params(Layout([]))).buffers)
+
+
+def shapes(ranks: int) -> list[GridShape]:
+    """List every way to divide ranks into data, pipeline and tensor axes."""
+    return [
+        GridShape(ranks // (pp * tp), pp, tp)
+        for pp in range(1, ranks + 1)
+        for tp in range(1, ranks + 1)
+        if ranks % (pp * tp) == 0
+    ]
+
+
+def compare(costs: Costs, ranks: int) -> tuple[list[LayoutCost], dict[str, list[GridShape]]]:
+    """Count what every layout costs.
+
+    Returns
+    -------
+    possible : list of LayoutCost
+        The fewest bytes as the configuration says first; of equal ones, the fewest messages in a row.
+    refused : dict of str to list of GridShape
+        The others, by reason.
+    """
+    possible: list[LayoutCost] = []
+    refused: dict[str, list[GridShape]] = {}
+    for shape in shapes(ranks):
+        try:
+            possible.append(costs.of(shape))
+        except (ConfigError, DataError) as error:
+            refused.setdefault(str(error), []).append(shape)
+    return sorted(possible, key=lambda cost: (cost.configured.nbytes, cost.in_a_row)), refused
+
+
+def _total(ranks: Ranks) -> Sent:
+    return sum((sent for row in ranks for sent in row), Sent())

@@ -1,0 +1,53 @@
+"""What the exchange of gradients will cost and remember, from the parameters' shapes alone."""
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mpitrain.codecs.base import Codec
+from mpitrain.collectives.predicted import Sent, memory_elements, sent_for_sum
+from mpitrain.config.schema import ExchangeConfig
+from mpitrain.params import Layout, ParamSpec
+from mpitrain.train.exchange import group_of, plan_buckets, stream_of
+
+
+def predict_exchange(
+    specs: Sequence[ParamSpec], config: ExchangeConfig, ranks: int, dtype: npt.DTypeLike = np.float32
+) -> list[Sent]:
+    """Predict what every rank of a data axis sends in a step.
+
+    Parameters
+    ----------
+    specs : list of ParamSpec
+        What each of them holds.
+    config : ExchangeConfig
+        With its memory resolved.
+    ranks : int
+        Of the data axis.
+    """
+    sent = [Sent()] * ranks
+    for codec, memory, size in _buckets(specs, config, dtype):
+        bucket = sent_for_sum(config.collective, codec, memory, size, ranks)
+        sent = [before + more for before, more in zip(sent, bucket, strict=True)]
+    return sent
+
+
+def predict_memories(
+    specs: Sequence[ParamSpec], config: ExchangeConfig, ranks: int, dtype: npt.DTypeLike = np.float32
+) -> list[int]:
+    """Predict the bytes that every rank of a data axis remembers from step to step; arguments as above."""
+    nbytes = [0] * ranks
+    for codec, memory, size in _buckets(specs, config, dtype):
+        elements = memory_elements(config.collective, memory, size, ranks, codec.block)
+        nbytes = [total + more * codec.dtype.itemsize for total, more in zip(nbytes, elements, strict=True)]
+    return nbytes
+
+
+def _buckets(
+    specs: Sequence[ParamSpec], config: ExchangeConfig, dtype: npt.DTypeLike
+) -> Iterator[tuple[Codec, str, int]]:
+    """Yield codec, memory and elements of the buckets of an exchange."""
+    layout = Layout(list(specs), group_of(config))
+    for segments in plan_buckets(layout, config.bucket_mb):
+        yield *stream_of(segments[0].group, config, dtype), segments[-1].stop - segments[0].start

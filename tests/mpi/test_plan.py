@@ -1,0 +1,174 @@
+"""What `mpitrain plan` predicts is what a run counts: bytes and messages of every rank, and what it remembers."""
+
+import itertools
+
+import numpy as np
+import pytest
+
+from mpitrain.checkpoint.store import CheckpointStore
+from mpitrain.codecs.registry import make_codec
+from mpitrain.collectives.base import Transport
+from mpitrain.collectives.predicted import Sent
+from mpitrain.collectives.registry import make_reducer
+from mpitrain.comm.grid import ProcessGrid
+from mpitrain.config.load import resolve
+from mpitrain.config.validate import refusal
+from mpitrain.data.profiles import PROFILES
+from mpitrain.nn.layer import Context
+from mpitrain.nn.loss import cross_entropy
+from mpitrain.nn.models import Mlp, Transformer
+from mpitrain.parallel.cuts import cut_shapes, cuts, stage_layers
+from mpitrain.parallel.loss import vocab_parallel_cross_entropy
+from mpitrain.parallel.pipeline import Pipeline, PipelineSettings
+from mpitrain.parallel.prediction import Replica, activation_bytes, pipeline_sent, reference_bytes, tensor_sent
+from mpitrain.parallel.tensor import TensorParallel
+from mpitrain.parallel.units import CountingSplit, units
+from mpitrain.params import Layout, Params
+from mpitrain.partition import GridShape
+from mpitrain.train.exchange import SyncExchange, group_of
+from mpitrain.train.predicted import predict_exchange, predict_memories
+from mpitrain.train.run import train
+
+STEPS = 2
+CLASSES = len(PROFILES)
+BASE = {
+    "data": {"stations": 6, "samples": 60, "test_samples": 12, "window": 4},
+    "train": {"steps": STEPS, "batch_size": 12, "eval_every": 0},
+    "checkpoint": {"every": 0},
+}
+MODELS = {
+    "mlp": ({"kind": "mlp", "hidden": [40, 24]}, Mlp(inputs=20, hidden=(40, 24), outputs=len(PROFILES))),
+    "transformer": (
+        {"layers": 1, "d_model": 32, "heads": 2},
+        Transformer(
+            task="classify", time=4, d_model=32, blocks=1, heads=2, d_ff=128, outputs=len(PROFILES), features=5
+        ),
+    ),
+}
+EXCHANGES = [
+    {"collective": collective, "codec": codec, "memory": memory}
+    for collective, codec, memory in itertools.product(
+        ["native", "ring", "direct"], ["raw", "fp16", "int8"], ["none", "residual", "delta"]
+    )
+    if refusal(collective, codec, memory) is None
+]
+RULED = {"codec": "int8", "memory": "delta", "bucket_mb": 0.005, "rule": [{"match": "*.bias", "codec": "raw"}]}
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_a_training_sends_what_is_predicted(world, folder, monkeypatch, model):
+    monkeypatch.setattr(CheckpointStore, "save", lambda store, snapshot: None)
+    table, chain = MODELS[model]
+    for exchange in [*EXCHANGES, RULED] if model == "mlp" else [{}, RULED]:
+        tree = BASE | {"model": table, "exchange": exchange, "run": {"folder": str(folder / "run")}}
+        resolved = resolve(tree, "test", [])
+        counted = train(resolved, world, overwrite=True)["per_rank"]
+        predicted = predict_exchange(chain.specs(), resolved.config.exchange, world.size)
+        sent = [Sent(one["sent_bytes"], one["messages"]) for one in counted]
+        assert sent == [one * STEPS for one in predicted], exchange
+
+
+def test_an_exchange_remembers_what_is_predicted(axis):
+    for exchange in [*EXCHANGES, RULED]:
+        config = resolve({"exchange": exchange}, "test", []).config.exchange
+        for _, chain in MODELS.values():
+            grads = Params(Layout(chain.specs(), group_of(config)))
+            state = SyncExchange(make_reducer(config.collective, axis), grads, config, seed=0).state()
+            held = sum(buffer.current.nbytes + buffer.next.nbytes for buffer in state.values())
+            assert held == predict_memories(chain.specs(), config, axis.size)[axis.rank], exchange
+
+
+TOKENS = 11
+FORMS = [
+    {"model": "lm"},
+    {"model": "lm", "sequence": True, "dropout": 0.5, "schedule": "afab"},
+    {"model": "lm", "recompute": True, "tied": True, "codec": "int8", "memory": "delta", "tensor_codec": "fp16"},
+    {"model": "classify", "schedule": "interleaved", "chunks": 2, "dropout": 0.5, "codec": "fp16"},
+    {"model": "mlp", "dropout": 0.5, "codec": "fp16", "tensor_codec": "int8"},
+    {"model": "mlp", "schedule": "interleaved", "chunks": 2, "samples": 2},
+    {"model": "classify", "samples": 0, "memory": "delta", "codec": "int8"},
+]
+
+
+def model_of(form, split, stages):
+    """A model with enough units, whose sizes the tensor axis divides where it must."""
+    tp = split.size
+    rates = {"dropout": form.get("dropout", 0.0), "split": split}
+    if form["model"] == "mlp":
+        return Mlp(inputs=20, hidden=(12 * tp,) * (2 * stages), outputs=3, **rates), (20,), np.float32
+    rates |= {"recompute": form.get("recompute", False), "tied": form.get("tied", False)}
+    shape = {"time": 7, "d_model": 8 * tp, "blocks": 2 * stages, "heads": 2 * tp, "d_ff": 12 * tp}
+    if form["model"] == "lm":
+        return Transformer(task="lm", vocabulary=TOKENS, outputs=TOKENS, **shape, **rates), (7,), np.int64
+    return Transformer(task="classify", features=20, outputs=3, **shape, **rates), (7, 20), np.float32
+
+
+def predicted_replica(form, shape, chunks):
+    """As the command does it: a split that exchanges nothing, for every tensor rank."""
+    found = []
+    for place in range(shape.tp):
+        split = CountingSplit(place, shape.tp, sequence=form.get("sequence", False))
+        chain, sample, dtype = model_of(form, split, shape.pp * chunks)
+        found.append(units(chain, sample, dtype, split))
+    return Replica(
+        units=found,
+        cuts=cuts(found[0], shape.pp * chunks),
+        stages=shape.pp,
+        chunks=chunks,
+        schedule=form.get("schedule", "1f1b"),
+        micro_batches=3,
+        split_loss=form["model"] == "lm",
+    )
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: "-".join(map(str, form.values())))
+def test_a_replica_sends_and_keeps_what_is_predicted(world, form):
+    for pp in (n for n in range(1, world.size + 1) if world.size % n == 0):
+        with ProcessGrid(world, GridShape(1, pp, world.size // pp)) as grid:
+            check_replica(form, grid)
+
+
+def check_replica(form, grid):
+    chunks, samples, shape = form.get("chunks", 1), form.get("samples", 5), grid.shape
+    replica = predicted_replica(form, shape, chunks)
+    stage, place = grid.pipeline.rank, grid.tensor.rank
+    codec, memory, tensor_codec = form.get("codec", "raw"), form.get("memory", "none"), form.get("tensor_codec", "raw")
+    split = TensorParallel(grid.tensor, Transport(30), tensor_codec, sequence=form.get("sequence", False))
+    chain, sample, dtype = model_of(form, split, shape.pp * chunks)
+    mine = stage_layers(chain, replica.units[place], replica.cuts, shape.pp, chunks)[stage]
+    pipeline = Pipeline(
+        grid.pipeline,
+        mine,
+        PipelineSettings(
+            schedule=replica.schedule,
+            micro_batches=replica.micro_batches,
+            codec=codec,
+            gradient_codec="fp16",
+            memory=memory,
+            reference_bytes=10_000,
+            num_samples=40,
+        ),
+        cut_shapes=cut_shapes(replica.units[place], replica.cuts),
+        transport=Transport(30),
+    )
+    params = Params(Layout(replica.specs(stage, place)))
+    params.initialize(1)
+    y = np.arange(samples * 7).reshape(samples, 7) % TOKENS if form["model"] == "lm" else np.arange(samples) % 3
+
+    def loss(output, part):
+        if form["model"] != "lm":
+            return cross_entropy(output, y[part], total_weight=5.0)
+        return vocab_parallel_cross_entropy(output, y[part], total_weight=5.0, split=split, vocabulary=TOKENS)
+
+    x = np.ones((samples, *sample), dtype) if stage == 0 else None
+    context = Context(train=True, samples=np.arange(samples))
+    pipeline.run(params, params.zeros_like(), x, context, loss=loss)
+
+    sent = Sent(pipeline.traffic.sent_bytes, pipeline.traffic.messages)
+    codecs = make_codec(codec), make_codec("fp16")
+    assert sent == pipeline_sent(replica, samples, *codecs, memory)[stage][place], shape
+    sent = Sent(split.traffic.sent_bytes, split.traffic.messages)
+    assert sent == tensor_sent(replica, samples, make_codec(tensor_codec))[stage][place], shape
+    assert pipeline.peak_bytes == activation_bytes(replica, samples, stage, place), shape
+    expected = reference_bytes(replica, samples, 40, 10_000, stage, place) if memory == "delta" else 0
+    assert pipeline.reference_bytes == expected, shape
