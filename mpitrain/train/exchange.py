@@ -13,6 +13,7 @@ from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import make_codec
 from mpitrain.collectives.base import Bucket, BucketState, Pending, Reducer, Traffic
 from mpitrain.config.schema import ExchangeConfig
+from mpitrain.config.validate import STOCHASTIC
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.reduce import count_not_finite
 from mpitrain.params import ALIGN, Layout, Params, ParamSpec, Segment
@@ -122,7 +123,7 @@ class SyncExchange:
         self._pending: list[Pending] = []
 
     def _codec(self, name: str, config: ExchangeConfig) -> Codec:
-        stochastic = name == "int8" and config.rounding == "stochastic"
+        stochastic = name in STOCHASTIC and config.rounding == "stochastic"
         return make_codec(name, self._grads.flat.dtype, stochastic=stochastic)
 
     @property

@@ -37,7 +37,7 @@ def test_a_wire_that_is_too_short_is_refused():
             codec.encode(x, np.zeros(codec.max_nbytes(300) - 1, np.uint8))
 
 
-@pytest.mark.parametrize("name", ["int8", "fp16"])
+@pytest.mark.parametrize("name", ["int8", "int4", "fp16"])
 def test_delta_forgets_what_overflows(name):
     """Beside the largest float32 a prediction may overflow; the step is rejected, and the next ones are not."""
     memory, largest = Delta(make_codec(name), 4), np.finfo(np.float32).max
