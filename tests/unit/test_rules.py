@@ -1,10 +1,14 @@
+import typing
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
 from mpitrain.codecs.memory import Delta
 from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.config.load import resolve
-from mpitrain.config.schema import ExchangeConfig, RuleConfig
+from mpitrain.config.schema import CodecName, ExchangeConfig, RuleConfig
+from mpitrain.config.validate import STOCHASTIC
 from mpitrain.errors import ConfigError
 from mpitrain.train.exchange import check_rules
 from mpitrain.train.runfolder import RunFolder
@@ -23,6 +27,14 @@ def test_a_rule_may_need_the_memory_that_a_raw_codec_does_not():
     assert resolve(tree, "test", ["exchange.memory=delta"]).config.exchange.memory == "delta"
     with pytest.raises(ConfigError, match="no error to remember"):
         resolve({"exchange": {"codec": "raw"}}, "test", ["exchange.memory=delta"])
+
+
+def test_the_configuration_knows_the_codecs():
+    """Names and abilities in config/ are those of codecs/, which lies above it."""
+    assert typing.get_args(CodecName) == tuple(CODECS)
+    for name in CODECS:
+        with nullcontext() if name in STOCHASTIC else pytest.raises(ConfigError):
+            make_codec(name, stochastic=True)
 
 
 def test_resume_and_overwrite_contradict_each_other(tmp_path):
