@@ -29,7 +29,7 @@ from mpitrain.parallel.units import CountingSplit, Unit, measured, units
 from mpitrain.params import Layout, Params
 from mpitrain.partition import GridShape
 from mpitrain.train.exchange import group_of
-from mpitrain.train.model import make_model, make_optimizer
+from mpitrain.train.model import make_model
 from mpitrain.train.predicted import predict_exchange, predict_memories
 
 FLOAT32 = np.dtype(np.float32)
