@@ -118,16 +118,15 @@ def test_fewer_and_more_ranks(world, folder):
     everyone = Axis(world)
     for number in range(1, world.size + 1):
         some = group(world, range(number))
-        for one, other in zip(grids(world.size), grids(number) * 9, strict=False):
-            root = folder / f"{one} to {other}"
-            save(everyone, root, one, 1)
-            same = (one, world.size) == (other, number)
-            if some:
-                assert load(some, root, other, memories=same)[0] == 1
-                save(some, root, other, 2)
-            gather(everyone, None)
-            assert load(everyone, root, one, memories=same)[0] == 2
-            assert load(everyone, root, one, step=1, memories=True)[0] == 1
+        one, other = grids(world.size)[number % len(grids(world.size))], grids(number)[-1]
+        root, same = folder / str(number), one == other
+        save(everyone, root, one, 1)
+        if some:
+            assert load(some, root, other, memories=same)[0] == 1
+            save(some, root, other, 2)
+        gather(everyone, None)
+        assert load(everyone, root, one, memories=same)[0] == 2
+        assert load(everyone, root, one, step=1, memories=True)[0] == 1
 
 
 @pytest.mark.parametrize("bytes_at_once", [1, 100])
