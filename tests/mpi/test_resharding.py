@@ -1,5 +1,6 @@
 """Real ranks save in one layout and load in another: on as many ranks or on fewer, from one disk or from many."""
 
+import json
 import os
 import shutil
 import tempfile
@@ -10,7 +11,7 @@ import pytest
 
 from mpitrain.checkpoint import files, transfer
 from mpitrain.checkpoint.pieces import list_pieces
-from mpitrain.checkpoint.record import read_commit
+from mpitrain.checkpoint.record import COMMIT, read_commit
 from mpitrain.checkpoint.snapshot import Snapshot
 from mpitrain.checkpoint.steps import committed_steps, step_folder
 from mpitrain.checkpoint.store import CheckpointStore
@@ -61,8 +62,8 @@ def state(grid, rank, step, *, blank=False):
     return Snapshot(step, tensors, local, {"skipped": step}, ['model.kind = "mlp"'], shards, str(grid))
 
 
-def make_store(axis, root):
-    return CheckpointStore(root, axis, 9, FaultHook("", axis.rank))
+def make_store(axis, root, *, keep=9):
+    return CheckpointStore(root, axis, keep, FaultHook("", axis.rank))
 
 
 def save(axis, root, grid, *steps):
@@ -127,6 +128,35 @@ def test_fewer_and_more_ranks(world, folder):
         gather(everyone, None)
         assert load(everyone, root, one, memories=same)[0] == 2
         assert load(everyone, root, one, step=1, memories=True)[0] == 1
+
+
+def test_steps_of_more_ranks_go_as_a_whole(world, folder):
+    """Fewer ranks remove all shards of what more have saved, also what a kill left half-written."""
+    save(Axis(world), folder, grids(world.size)[0], 1, 2)
+    world.Barrier()
+    alone = group(world, [0])
+    if alone:
+        (step_folder(folder, 2) / f".{files.shard_name(world.size)}.tmp").write_text("half")
+        make_store(alone, folder, keep=1).save(state(GridShape(1), 0, 3))
+        assert os.listdir(folder) == [step_folder(folder, 3).name]
+    world.Barrier()
+
+
+def test_a_step_of_format_2(axis, folder):
+    """A run of an earlier version goes on, with its memories where its ranks are as many."""
+    grid = GridShape(axis.size)
+    save(axis, folder, grid, 1)
+    gather(axis, None)
+    if axis.rank == 0:
+        path = step_folder(folder, 1) / COMMIT
+        record = json.loads(path.read_text())
+        owners = {name: tensor["pieces"][0][0] for name, tensor in record.pop("tensors").items()}
+        record |= {"format": 2, "owners": owners, "fixed": [*record["fixed"], f"parallel.dp = {axis.size}"]}
+        path.write_text(json.dumps(record))
+    gather(axis, None)
+    other = grids(axis.size)[0]
+    load(axis, folder, other, memories=other == grid)
+    load(axis, folder, grid, memories=True)
 
 
 @pytest.mark.parametrize("bytes_at_once", [1, 100])
