@@ -4,6 +4,7 @@ import contextlib
 import hashlib
 import json
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
@@ -22,6 +23,8 @@ INDEX = "index.h5"
 DAMAGE = (OSError, RuntimeError, KeyError, TypeError, ValueError)
 """What h5py raises on damaged files, depending on the byte."""
 
+_SHARD_NAME = re.compile(r"shard-\d+\.h5|\.shard-\d+\.h5\.tmp")
+
 MARKS = ("global_shape", "start", "stop")
 """Attributes of a tensor's dataset: its place in the whole."""
 
@@ -32,6 +35,11 @@ WHOLE: Mapping[str, ShardSpec] = {}
 def shard_name(rank: int) -> str:
     """Name the file of a rank."""
     return f"shard-{rank:05d}.h5"
+
+
+def shard_paths(folder: Path) -> list[Path]:
+    """List the shards in a folder, whole and half-written; raises FileNotFoundError where there is no folder."""
+    return [folder / name for name in os.listdir(folder) if _SHARD_NAME.fullmatch(name)]
 
 
 def temporary_of(path: Path) -> Path:

@@ -141,7 +141,7 @@ class CheckpointStore:
             _unlink(self.root / name / COMMIT)
 
     def _remove(self, names: list[str]) -> None:
-        """Remove folders of steps: every rank its own shard, so that it works on private disks too."""
+        """Remove folders of steps: every rank all shards that it finds, since more ranks may have written."""
         for name in names:
             _remove(self.root / name, self.axis.rank)
 
@@ -271,19 +271,19 @@ class CheckpointStore:
 
 
 def _remove(folder: Path, rank: int) -> None:
-    names = [files.shard_name(rank)]
-    if rank == 0:
-        names = [COMMIT, files.INDEX, *names]
-    for path in (folder / name for name in names):
-        _unlink(path)
-        _unlink(files.temporary_of(path))
     try:
+        paths = files.shard_paths(folder)
+        if rank == 0:
+            names = (COMMIT, files.INDEX)
+            paths += [path for name in names for path in (folder / name, files.temporary_of(folder / name))]
+        for path in paths:
+            _unlink(path)
         if not any(folder.iterdir()):
             folder.rmdir()
     except FileNotFoundError:
-        pass
+        pass  # another rank was faster
     except OSError as error:
-        if error.errno != errno.ENOTEMPTY:  # another rank is still about to remove its shard
+        if error.errno != errno.ENOTEMPTY:  # another rank is about to remove the rest
             raise CheckpointError(f"checkpoint: cannot remove {folder}: {error.strerror}") from None
 
 

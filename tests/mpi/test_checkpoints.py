@@ -169,10 +169,6 @@ def test_wrong_settings_are_no_damage(axis, root):
     fewer = state(axis, 0)
     del fewer.tensors["params/b"]
     refused(axis, lambda: store.load(fewer, fallback=True), "another model")
-    if axis.size > 1:
-        alone = make_store(Axis(MPI.COMM_SELF), root)
-        with pytest.raises(CheckpointError, match=f"written by {axis.size} ranks, but 1 run"):
-            alone.load(state(axis, 0), fallback=True)
     damage(axis, step_folder(root, 2) / COMMIT, '{"format": 1}')
     refused(axis, lambda: store.load(state(axis, 0), fallback=True), "of format 1")
 
@@ -281,7 +277,7 @@ def test_tensors_that_cannot_be_read(axis, root):
     unknown = {"params/x": np.zeros(2, np.float32)}
     refused(axis, lambda: store.load_tensors(unknown), "another model", "lacks params/x")
     wrong = {name: np.zeros(7, np.float32)}
-    refused(axis, lambda: store.load_tensors(wrong), path, "this model needs float32 (7,)")
+    refused(axis, lambda: store.load_tensors(wrong), path.parent, "this model needs float32 (7,)")
     refused(axis, lambda: store.load_tensors({}, step=2), "no complete step 2")
     damage(axis, path, "cut")
     refused(axis, lambda: store.load_tensors({name: np.zeros((3, 4), np.float32)}), path, "damaged")

@@ -5,27 +5,31 @@ import json
 import os
 
 import h5py
+import msgspec
 import numpy as np
 import pytest
 
 from mpitrain.checkpoint import files
+from mpitrain.checkpoint.files import check_names
+from mpitrain.checkpoint.pieces import list_pieces
 from mpitrain.checkpoint.record import COMMIT, FORMAT, Commit, read_commit, write_commit
-from mpitrain.checkpoint.snapshot import assign_owners, check_names
 from mpitrain.checkpoint.steps import committed_steps, marked_steps, step_folder
 from mpitrain.errors import CheckpointError, DamageError
+from mpitrain.partition import ShardSpec
+from tests.reference.checkpoints import owners_of, record_tensors
 
 TENSORS = {"params/w": np.arange(6, dtype=np.float32).reshape(2, 3), "params/b": np.array([np.nan, -0.0], np.float32)}
 LOCAL = {"bucket0.send.residual": np.full(5, 0.5, np.float32)}
 
 
 RECORD = {"format": FORMAT, "step": 3, "ranks": 1, "shards": {"shard-00000.h5": "00"}, "index": "11"}
-RECORD |= {"owners": {"params/w": 0}, "fixed": ['model.kind = "mlp"']}
+RECORD |= {"layout": "dp=1 pp=1 tp=1", "fixed": ['model.kind = "mlp"']}
+RECORD |= {"tensors": {"params/w": {"shape": [2, 3], "dtype": "float32", "pieces": [[0, [0, 0], [2, 3]]]}}}
 
 
-def commit(folder, step):
-    folder.mkdir(parents=True, exist_ok=True)
+def commit(folder, step, **changes):
     record = {key: value for key, value in RECORD.items() if key != "format"}
-    write_commit(folder, Commit(**record | {"step": step}))
+    write_commit(folder, msgspec.convert(record | {"step": step} | changes, Commit))
 
 
 def test_steps_are_numbers(tmp_path):
@@ -50,15 +54,19 @@ def test_steps_of_more_than_eight_digits(tmp_path):
     assert list(committed_steps(tmp_path))[-1] == 100_000_000
 
 
+def pieces(*pieces, shape=(2, 3), dtype="float32"):
+    return {"tensors": {"params/w": {"shape": shape, "dtype": dtype, "pieces": pieces}}}
+
+
 MALFORMED = {
     "empty": b"",
-    "half": b'{"format": 2, "step',
+    "half": b'{"format": 3, "step',
     "list": b"[]",
     "null": b"null",
     "no format": b'{"step": 3}',
     "not text": b"\xff\xfe\x00",
     "deep lists": b"[" * 200_000,
-    "deep field": b'{"format": 2, "x": ' + b"[" * 200_000,
+    "deep field": b'{"format": 3, "x": ' + b"[" * 200_000,
     "deep objects": b'{"x":' * 200_000,
 }
 WRONG = {
@@ -73,10 +81,21 @@ WRONG = {
     "numbers for shards": {"shards": [1, 2]},
     "a number for a checksum": {"shards": {"shard-00000.h5": 5}},
     "a shard elsewhere": {"shards": {"../../shard-00000.h5": "00"}},
-    "a number for owners": {"owners": 7},
-    "a list of owners": {"owners": ["params/w"]},
-    "a negative owner": {"owners": {"params/w": -1}},
-    "an owner beyond the ranks": {"owners": {"params/w": 1}},
+    "no layout": {"layout": None},
+    "a number for tensors": {"tensors": 7},
+    "a list of tensors": {"tensors": ["params/w"]},
+    "a tensor without pieces": pieces(),
+    "a negative rank": pieces([-1, [0, 0], [2, 3]]),
+    "a rank beyond the ranks": pieces([1, [0, 0], [2, 3]]),
+    "a piece of half a place": pieces([0, [0, 0]]),
+    "a piece of another dimension": pieces([0, [0], [2]]),
+    "a piece that ends before it starts": pieces([0, [2, 0], [0, 3]]),
+    "a piece beyond the tensor": pieces([0, [0, 0], [2, 4]]),
+    "a tensor that is not whole": pieces([0, [0, 0], [1, 3]]),
+    "pieces that overlap": pieces([0, [0, 0], [2, 2]], [0, [0, 1], [2, 3]]),
+    "text for a shape": pieces([0, [0, 0], [2, 3]], shape="23"),
+    "an unknown type": pieces([0, [0, 0], [2, 3]], dtype="float33"),
+    "a type of objects": pieces([0, [0, 0], [2, 3]], dtype="O"),
     "a number for settings": {"fixed": 1},
     "numbers for settings": {"fixed": [1]},
     "no checksum of the index": {"index": None},
@@ -121,11 +140,22 @@ def test_a_shard_keeps_bits(tmp_path):
     files.verify_shard(path, TENSORS, LOCAL)
     with files.open_shard(path) as file:
         for name, values in TENSORS.items():
-            out = np.ones_like(values)
-            files.read_into(file, f"tensors/{name}", out)
-            assert out.tobytes() == values.tobytes()
+            assert files.read_array(file, f"tensors/{name}").tobytes() == values.tobytes()
             assert file[f"tensors/{name}"].attrs["global_shape"].tolist() == list(values.shape)
     assert not list(path.parent.glob(".*"))
+
+
+def test_a_part_keeps_its_place(tmp_path):
+    path, spec = tmp_path / files.shard_name(0), ShardSpec((2, 7), (0, 3), (2, 6))
+    files.write_shard(path, TENSORS, LOCAL, {"params/w": spec})
+    files.verify_shard(path, TENSORS, LOCAL)
+    with files.open_shard(path) as file:
+        places = {piece.name: piece.spec for piece in list_pieces(file) if piece.group == "tensors"}
+        assert places == {"params/w": spec, "params/b": ShardSpec((2,), (0,), (2,))}
+        part = files.read_part(file, "tensors/params/w", (slice(1, 2), slice(0, 2)))
+        assert part.tolist() == [[3, 4]]
+        with pytest.raises(DamageError, match=f"{path}: cannot read tensors/params/x"):
+            files.read_part(file, "tensors/params/x", ())
 
 
 def test_what_the_disk_did_not_keep(tmp_path):
@@ -138,13 +168,16 @@ def test_what_the_disk_did_not_keep(tmp_path):
         files.verify_shard(path, {"params/x": TENSORS["params/w"]}, LOCAL)
 
 
-@pytest.mark.parametrize("wrong", [np.zeros((3, 2), np.float32), np.zeros((2, 3), np.float64)])
-def test_arrays_of_another_model(tmp_path, wrong):
+@pytest.mark.parametrize(("shape", "dtype"), [((3, 2), "float32"), ((2, 3), "float64"), ((), "float32")])
+def test_arrays_of_another_model(tmp_path, shape, dtype):
     path = tmp_path / files.shard_name(0)
     files.write_shard(path, TENSORS, LOCAL)
-    with files.open_shard(path) as file, pytest.raises(CheckpointError, match=f"{path}: .*this model needs"):
-        files.read_into(file, "tensors/params/w", wrong)
-    assert not wrong.any()
+    with files.open_shard(path) as file:
+        files.check_dataset(file, "tensors/params/w", (2, 3), "float32")
+        assert files.list_names(file, "local") == set(LOCAL)
+        assert files.list_names(file, "other") == set()
+        with pytest.raises(CheckpointError, match=rf"{path}: .* is float32 \(2, 3\), but {dtype} .* is needed"):
+            files.check_dataset(file, "tensors/params/w", shape, dtype)
 
 
 @pytest.mark.parametrize("damage", ["cut", "empty", "text", "missing"])
@@ -171,11 +204,11 @@ def test_checksums(tmp_path):
 def test_the_index_shows_whole_tensors(tmp_path):
     """Any HDF5 viewer finds the values in the index, though they lie in shards; the folder may be moved."""
     folder = tmp_path / "old"
-    owners = assign_owners(TENSORS, 2)
+    owners, records = owners_of(TENSORS, 2), record_tensors(TENSORS, 2)
     for rank in range(2):
         mine = {name: values for name, values in TENSORS.items() if owners[name] == rank}
         files.write_shard(folder / files.shard_name(rank), mine, LOCAL)
-    files.write_index(folder / files.INDEX, TENSORS, owners, {"skipped": 3})
+    files.write_index(folder / files.INDEX, records, {"skipped": 3})
     folder = folder.rename(tmp_path / "new")
     with h5py.File(folder / files.INDEX) as index:
         for name, values in TENSORS.items():
@@ -212,7 +245,7 @@ def test_a_bug_or_an_interrupt_leaves_nothing_behind(tmp_path, error):
 def test_a_commit_record(tmp_path):
     commit(tmp_path, 4)
     assert json.loads((tmp_path / COMMIT).read_text()) == RECORD | {"step": 4}
-    assert read_commit(tmp_path).owners == RECORD["owners"]
+    assert json.loads(msgspec.json.encode(read_commit(tmp_path))) == RECORD | {"step": 4}
     assert os.listdir(tmp_path) == [COMMIT]
 
 
@@ -239,7 +272,7 @@ def test_any_other_names_go_together(tmp_path):
     values = {name: np.full(2, i, np.float32) for i, name in enumerate(names)}
     files.write_shard(tmp_path / files.shard_name(0), values, values)
     files.verify_shard(tmp_path / files.shard_name(0), values, values)
-    files.write_index(tmp_path / files.INDEX, values, dict.fromkeys(names, 0), {"a": "b"})
+    files.write_index(tmp_path / files.INDEX, record_tensors(values, 1), {"a": "b"})
     with h5py.File(tmp_path / files.INDEX) as index:
         assert [index[f"tensors/{name}"][0] for name in names] == list(range(10))
     assert files.read_meta(tmp_path / files.INDEX) == {"a": "b"}
@@ -249,15 +282,15 @@ def test_locks_of_others_do_not_matter(tmp_path):
     """H05: network disks without locks, and readers that hold one for ever."""
     shard, index = tmp_path / files.shard_name(0), tmp_path / files.INDEX
     files.write_shard(shard, TENSORS, LOCAL)
-    files.write_index(index, TENSORS, dict.fromkeys(TENSORS, 0), {"old": 1})
+    files.write_index(index, record_tensors(TENSORS, 1), {"old": 1})
     with shard.open("r+b") as one, index.open("r+b") as other:
         fcntl.flock(one, fcntl.LOCK_EX)
         fcntl.flock(other, fcntl.LOCK_EX)
         with files.open_shard(shard) as file:
-            files.read_into(file, "tensors/params/w", np.zeros((2, 3), np.float32))
+            assert files.read_array(file, "tensors/params/w").shape == (2, 3)
         assert files.read_meta(index) == {"old": 1}
         files.write_shard(shard, TENSORS, LOCAL)
-        files.write_index(index, TENSORS, dict.fromkeys(TENSORS, 0), {"new": 1})
+        files.write_index(index, record_tensors(TENSORS, 1), {"new": 1})
         files.verify_shard(shard, TENSORS, LOCAL)
         assert files.read_meta(index) == {"new": 1}
 
@@ -275,12 +308,12 @@ def test_the_injected_damage_is_found(tmp_path, tensors, local):
 
 def test_owners_share_the_load():
     tensors = {f"t{i}": np.zeros(100 * (i + 1), np.float32) for i in range(20)}
-    owners = assign_owners(tensors, 3)
+    owners = owners_of(tensors, 3)
     loads = [sum(tensors[n].nbytes for n, owner in owners.items() if owner == rank) for rank in range(3)]
     assert set(owners) == set(tensors)
     assert max(loads) - min(loads) <= 8000
-    assert owners == assign_owners(dict(reversed(tensors.items())), 3)
-    assert set(assign_owners(tensors, 1).values()) == {0}
+    assert owners == owners_of(dict(reversed(tensors.items())), 3)
+    assert set(owners_of(tensors, 1).values()) == {0}
 
 
 ODD = {
@@ -297,17 +330,16 @@ ODD = {
 
 
 def test_odd_arrays_keep_their_bits_and_are_seen_whole(tmp_path, monkeypatch):
-    owners = assign_owners(ODD, 3)
+    owners = owners_of(ODD, 3)
     for rank in range(3):
         mine = {name: values for name, values in ODD.items() if owners[name] == rank}
         files.write_shard(tmp_path / "step" / files.shard_name(rank), mine, LOCAL)
         files.verify_shard(tmp_path / "step" / files.shard_name(rank), mine, LOCAL)
         with files.open_shard(tmp_path / "step" / files.shard_name(rank)) as shard:
             for name, values in mine.items():
-                out = np.full(values.shape, 7, values.dtype)
-                files.read_into(shard, f"tensors/{name}", out)
+                out = files.read_array(shard, f"tensors/{name}")
                 assert out.tobytes() == np.ascontiguousarray(values).tobytes()
-    files.write_index(tmp_path / "step" / files.INDEX, ODD, owners, {})
+    files.write_index(tmp_path / "step" / files.INDEX, record_tensors(ODD, 3), {})
     monkeypatch.chdir("/")
     with h5py.File(tmp_path / "step" / files.INDEX) as index:
         for name, values in ODD.items():
@@ -318,14 +350,12 @@ def test_odd_arrays_keep_their_bits_and_are_seen_whole(tmp_path, monkeypatch):
 
 
 def test_views_into_a_flat_buffer_are_written_as_they_are(tmp_path):
-    """Tensors are slices of one allocation: only the slice is written, and reading fills only the slice."""
+    """Tensors are slices of one allocation: only the slice is written."""
     flat = np.arange(100, dtype=np.float32)
     files.write_shard(tmp_path / "s.h5", {"a": flat[10:20].reshape(2, 5)}, {})
     flat[:] = -1
     with files.open_shard(tmp_path / "s.h5") as shard:
-        files.read_into(shard, "tensors/a", flat[50:60].reshape(2, 5))
-    assert flat[50:60].tolist() == list(range(10, 20))
-    assert (np.delete(flat, np.s_[50:60]) == -1).all()
+        assert files.read_array(shard, "tensors/a").tolist() == [list(range(10, 15)), list(range(15, 20))]
 
 
 def test_large_facts_and_many_long_names(tmp_path):
@@ -337,15 +367,15 @@ def test_large_facts_and_many_long_names(tmp_path):
     shown = {name: values[name] for name in names[:100]}
     files.write_shard(tmp_path / files.shard_name(0), shown, {})
     files.verify_shard(tmp_path / files.shard_name(0), shown, {})
-    files.write_index(tmp_path / files.INDEX, values, dict.fromkeys(names, 0), meta)
+    files.write_index(tmp_path / files.INDEX, record_tensors(values, 1), meta)
     assert files.read_meta(tmp_path / files.INDEX) == meta
     with h5py.File(tmp_path / files.INDEX) as index:
         assert set(index["tensors"]) == set(names)
         assert [index[f"tensors/{name}"][0] for name in (names[0], names[99])] == [0, 99]
         assert json.loads(index["meta"].asstr()[()]) == meta
-    record = RECORD | {"owners": dict.fromkeys(names, 0), "fixed": ["x" * 200_000]}
-    write_commit(tmp_path, Commit(**record))
-    assert read_commit(tmp_path) == Commit(**record)
+    commit(tmp_path, 3, tensors=record_tensors(values, 1), fixed=["x" * 200_000])
+    assert read_commit(tmp_path).tensors == record_tensors(values, 1)
+    assert read_commit(tmp_path).fixed == ["x" * 200_000]
 
 
 @pytest.mark.parametrize("keep", [0.3, 0.6, 0.9, 0.99])
@@ -365,7 +395,7 @@ FACTS = '{"skipped": 3, "names": [1, 2, 3]}'
 
 @pytest.mark.parametrize("text", [FACTS[:-1] + "]", "[" * len(FACTS), "7".ljust(len(FACTS))])
 def test_damaged_facts_are_a_checkpoint_error(tmp_path, text):
-    files.write_index(tmp_path / files.INDEX, TENSORS, dict.fromkeys(TENSORS, 0), json.loads(FACTS))
+    files.write_index(tmp_path / files.INDEX, record_tensors(TENSORS, 1), json.loads(FACTS))
     whole = (tmp_path / files.INDEX).read_bytes()
     assert whole.count(FACTS.encode()) == 1
     (tmp_path / files.INDEX).write_bytes(whole.replace(FACTS.encode(), text.encode()))
@@ -375,7 +405,7 @@ def test_damaged_facts_are_a_checkpoint_error(tmp_path, text):
 
 def test_deeply_nested_facts(tmp_path, monkeypatch):
     monkeypatch.setattr(files.json, "dumps", lambda meta: "[" * 200_000)
-    files.write_index(tmp_path / files.INDEX, {}, {}, {})
+    files.write_index(tmp_path / files.INDEX, {}, {})
     with pytest.raises(DamageError, match=files.INDEX):
         files.read_meta(tmp_path / files.INDEX)
 
@@ -385,7 +415,7 @@ def test_reading_a_missing_name(tmp_path, where):
     path = tmp_path / files.shard_name(0)
     files.write_shard(path, TENSORS, LOCAL)
     with files.open_shard(path) as shard, pytest.raises(CheckpointError, match=f"{path} holds no {where};"):
-        files.read_into(shard, where, np.zeros(3, np.float32))
+        files.check_dataset(shard, where, (3,), "float32")
 
 
 def test_folders_that_cannot_be_written(tmp_path):
@@ -394,8 +424,8 @@ def test_folders_that_cannot_be_written(tmp_path):
     path = tmp_path / "file" / "step" / files.shard_name(0)
     for write in (
         lambda: files.write_shard(path, TENSORS, LOCAL),
-        lambda: files.write_index(path, TENSORS, dict.fromkeys(TENSORS, 0), {}),
-        lambda: write_commit(path.parent, Commit(**RECORD)),
+        lambda: files.write_index(path, record_tensors(TENSORS, 1), {}),
+        lambda: commit(path.parent, 3),
         lambda: files.write_shard(tmp_path / "file" / "shard.h5", TENSORS, LOCAL),
     ):
         with pytest.raises(CheckpointError, match=f"cannot write {tmp_path}.*(Not a directory|File exists)"):
@@ -434,8 +464,8 @@ def test_an_interrupted_shard_leaves_nothing_behind(tmp_path, monkeypatch):
 
 def test_owners_of_little():
     tensors = {name: np.zeros(4, np.float32) for name in "cab"}
-    assert assign_owners(tensors, 5) == {"a": 0, "b": 1, "c": 2}
-    assert assign_owners({}, 3) == {}
+    assert owners_of(tensors, 5) == {"a": 0, "b": 1, "c": 2}
+    assert owners_of({}, 3) == {}
     big = {"huge": np.zeros(1000, np.float64), "empty": np.zeros(0), **tensors}
-    owners = assign_owners(big, 2)
+    owners = owners_of(big, 2)
     assert [name for name, owner in owners.items() if owner == owners["huge"]] == ["huge"]

@@ -12,10 +12,10 @@ import pytest
 from mpitrain.checkpoint import files
 from mpitrain.checkpoint.compare import difference
 from mpitrain.checkpoint.record import COMMIT, Commit, write_commit
-from mpitrain.checkpoint.snapshot import assign_owners
 from mpitrain.checkpoint.steps import step_folder
 from mpitrain.cli import inspect, main
 from mpitrain.errors import ExitCode
+from tests.reference.checkpoints import owners_of, record_tensors
 from tests.system.helpers import execute, snapshot
 
 FIXED = ['model.kind = "mlp"', "parallel.dp = 3"]
@@ -34,25 +34,28 @@ def tensors(step):
     return {name: np.asarray(rng.standard_normal(shape), np.float32) for name, shape in shapes.items()}
 
 
-def write_step(root, step, ranks=3, values=None, config="[run]\nshared_fs = true\n"):
+def write_step(root, step, ranks=3, values=None, config="[run]\nshared_fs = true\n", layout="dp=3 pp=1 tp=1"):
     """Write a step as that many ranks would."""
     folder, values = step_folder(root, step), values or tensors(step)
-    owners = assign_owners(values, ranks)
+    owners, records = owners_of(values, ranks), record_tensors(values, ranks)
     for rank in range(ranks):
         mine = {name: array for name, array in values.items() if owners[name] == rank}
         local = {"bucket0.residual": np.full(5, step + rank, np.float32)}
         files.write_shard(folder / files.shard_name(rank), mine, local)
-    files.write_index(folder / files.INDEX, values, owners, {"config": config})
+    files.write_index(folder / files.INDEX, records, {"config": config})
     names = [files.shard_name(rank) for rank in range(ranks)]
     digests = {name: files.checksum(folder / name) for name in names}
     index = files.checksum(folder / files.INDEX)
-    write_commit(folder, Commit(step=step, ranks=ranks, shards=digests, index=index, owners=owners, fixed=FIXED))
+    facts = {"step": step, "ranks": ranks, "layout": layout, "fixed": FIXED}
+    write_commit(folder, Commit(**facts, shards=digests, index=index, tensors=records))
     return folder
 
 
-def recommit(folder):
+def recommit(folder, **pieces):
     """Make the record fit the files again, after somebody has changed them on purpose."""
     record = json.loads((folder / COMMIT).read_text())
+    for name, places in pieces.items():
+        record["tensors"][name]["pieces"] = places
     record["shards"] = {name: hashlib.sha256((folder / name).read_bytes()).hexdigest() for name in record["shards"]}
     record["index"] = hashlib.sha256((folder / files.INDEX).read_bytes()).hexdigest()
     (folder / COMMIT).write_text(json.dumps(record))
@@ -96,7 +99,7 @@ def test_a_run_folder(tmp_path, capsys):
         "notes.txt",
         ".shard-00001.h5.tmp",
     ]
-    assert "by 3 ranks" in out
+    assert "by 3 ranks (dp=3 pp=1 tp=1), format 3" in out
     assert "29 values" in out  # of the parameters: 24, 4 and a scalar
     assert 'fixed       [model] kind = "mlp"\nfixed       [parallel] dp = 3\n' in out
     assert out.endswith("verdict     sound\n")
@@ -137,7 +140,7 @@ def test_all_that_is_wrong_is_told(tmp_path, capsys):
     cut, gone = folder / files.shard_name(1), folder / files.shard_name(2)
     cut.write_bytes(cut.read_bytes()[:-1])
     gone.unlink()
-    files.write_index(folder / files.INDEX, values, dict.fromkeys(values, 0), {})
+    files.write_index(folder / files.INDEX, record_tensors(values, 1), {})
     code, found = data(capsys, folder)
     assert code == ExitCode.CHECKPOINT
     assert found["sound"] is False
@@ -187,7 +190,7 @@ def test_values_that_are_not_finite(tmp_path, capsys):
     assert by_name["params/w"]["max"] == finite.max()
 
 
-@pytest.mark.parametrize("record", [b"", b"[" * 100_000, b'{"format": 2, "step": "x"}', b'{"format": 99}', None])
+@pytest.mark.parametrize("record", [b"", b"[" * 100_000, b'{"format": 3, "step": "x"}', b'{"format": 99}', None])
 def test_a_step_without_a_usable_record(tmp_path, capsys, record):
     """What the files say by themselves is still shown."""
     folder = write_step(tmp_path, 7)
@@ -209,7 +212,8 @@ def change(folder, rank, action):
 
 
 def shard_of(folder, name):
-    return json.loads((folder / COMMIT).read_text())["owners"][name]
+    ((rank, _, _),) = json.loads((folder / COMMIT).read_text())["tensors"][name]["pieces"]
+    return rank
 
 
 @pytest.mark.parametrize(
@@ -252,35 +256,49 @@ def test_lost_doubled_and_unknown_tensors(tmp_path, capsys):
     ]
 
 
-def split(folder, name):
-    """Cut a tensor in two along its first dimension: the second half goes to another rank."""
+def split(folder, name, *, recorded=True):
+    """Cut a tensor in two along its first dimension: the second half goes to another rank. The index stays."""
     owner = shard_of(folder, name)
     with h5py.File(folder / files.shard_name(owner), "r+") as shard:
         values = shard[f"tensors/{name}"][()]
         del shard[f"tensors/{name}"]
-    half = len(values) // 2
-    for rank, start, stop in ((owner, 0, half), ((owner + 1) % 3, half, len(values))):
+    half, rest = len(values) // 2, values.shape[1:]
+    halves = ((owner, 0, half), ((owner + 1) % 3, half, len(values)))
+    for rank, start, stop in halves:
         with h5py.File(folder / files.shard_name(rank), "r+") as shard:
             piece = shard.create_dataset(f"tensors/{name}", data=values[start:stop])
-            rest = values.shape[1:]
             piece.attrs.update(
                 {"global_shape": values.shape, "start": (start, *(0 for _ in rest)), "stop": (stop, *rest)}
             )
-    recommit(folder)
+    places = [[rank, [start, *(0 for _ in rest)], [stop, *rest]] for rank, start, stop in halves]
+    recommit(folder, **({name: places} if recorded else {}))
 
 
 def test_other_ranks_and_other_cuts_of_the_same_tensors(tmp_path, capsys):
     one, three, cut = (write_step(tmp_path / name, 7, ranks) for name, ranks in (("1", 1), ("3", 3), ("cut", 3)))
     split(cut, "params/w")
-    for first, other, memories in ((one, three, None), (three, cut, True), (cut, one, None), (three, three, True)):
+    elsewhere = write_step(tmp_path / "elsewhere", 7, layout="dp=1 pp=3 tp=1")
+    pairs = ((one, three, None), (three, cut, True), (cut, one, None), (three, three, True), (three, elsewhere, None))
+    for first, other, memories in pairs:
         code, found = data(capsys, first, other)
         assert (code, found["identical"], found["memories_identical"]) == (0, True, memories), found["problems"]
         assert {row["state"] for row in found["comparison"]} == {"equal"}
         assert found["other"]["path"] == str(other)
         assert text(capsys, first, other)[1].endswith("comparison  identical\n")
     assert "memories    not compared" in text(capsys, one, three)[1]
+    assert "memories    not compared" in text(capsys, three, elsewhere)[1]
     (wide,) = [row for row in data(capsys, cut)[1]["tensors"] if row["name"] == "params/w"]
     assert len(wide["shards"]) == 2
+
+
+def test_pieces_that_the_record_does_not_know(tmp_path, capsys):
+    """A whole tensor that a resumed run would not find whole."""
+    folder = write_step(tmp_path, 7)
+    split(folder, "params/w", recorded=False)
+    _, found = data(capsys, folder)
+    assert found["problems"] == [
+        f"{folder}: params/w is not whole: type, shape or pieces are not those in the commit record"
+    ]
 
 
 def test_how_two_steps_differ(tmp_path, capsys):
