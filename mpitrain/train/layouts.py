@@ -8,8 +8,8 @@ from msgspec import structs
 
 from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.collectives.predicted import Sent, latencies
-from mpitrain.config.schema import Config
-from mpitrain.config.validate import chunks_of, micro_batches_of, refusal
+from mpitrain.config.schema import Config, ParallelConfig
+from mpitrain.config.validate import check_consistency, chunks_of, micro_batches_of, refusal
 from mpitrain.data.dataset import Dataset
 from mpitrain.data.sampler import Sampler
 from mpitrain.errors import ConfigError, DataError
@@ -123,6 +123,7 @@ class Costs:
         ConfigError, DataError
             Model or data cannot be divided like this.
         """
+        check_consistency(structs.replace(self.config, parallel=self._parallel(shape)))
         shares, seen = self._shares(shape.dp)
         replica = self.replica(shape)
         axes = {
@@ -136,20 +137,25 @@ class Costs:
 
     def replica(self, shape: GridShape) -> Replica:
         """Cut the model; raises ConfigError."""
-        parallel = self.config.parallel
+        parallel = self._parallel(shape)
         chunks = chunks_of(parallel, shape.pp)
         found = [self._of_rank(rank, shape.tp) for rank in range(shape.tp)]
         stages = shape.pp * chunks
-        given = parallel.cuts if shape.pp == parallel.pp else ()
         return Replica(
             units=found,
-            cuts=check_cuts(given, found[0], stages) if given else cuts(found[0], stages),
+            cuts=check_cuts(parallel.cuts, found[0], stages) if parallel.cuts else cuts(found[0], stages),
             stages=shape.pp,
             chunks=chunks,
             schedule=parallel.schedule,
             micro_batches=micro_batches_of(parallel, shape.pp),
             split_loss=shape.tp > 1 and self.config.model.task == "lm",
         )
+
+    def _parallel(self, shape: GridShape) -> ParallelConfig:
+        """Set the axes; cuts that were given for another number of stages go."""
+        parallel = self.config.parallel
+        given = parallel.cuts if shape.pp == parallel.pp else ()
+        return structs.replace(parallel, dp=shape.dp, pp=shape.pp, tp=shape.tp, cuts=given)
 
     def _of_rank(self, rank: int, tp: int) -> list[Unit]:
         """List the units of a tensor rank; ranks that hold parts of the same shapes share them."""
