@@ -284,6 +284,12 @@ def test_exchanges_and_their_bytes(tensor, everywhere, codec):
     np.testing.assert_allclose(whole[:, mine], part, atol=tolerance)
     np.testing.assert_allclose(whole, exact, atol=2 * tolerance)
     assert split.traffic.sent_bytes == (ranks - 1) * (HEADER_BYTES + coder.nbytes(sizes[rank]))
+    if codec == "raw":
+        in_order = addends[0].copy()
+        for addend in addends[1:]:
+            in_order += addend
+        for result, expected in ((total, in_order), (part, in_order[:, mine]), (whole, in_order)):
+            assert result.tobytes() == expected.tobytes()
     for result in (total, part, whole):
         assert result.flags.c_contiguous
         assert result.dtype == np.float32
@@ -305,16 +311,17 @@ def test_what_is_not_finite_becomes_nan_on_all_ranks(tensor, bad):
     split = make_split(tensor, "fp16")
     if tensor.size == 1:
         return
-    culprit = tensor.size - 1
-    x = np.ones((2, 10, 3))
-    if tensor.rank == culprit:
-        x[0, 0, 1] = bad
-    assert np.isnan(split.total(x, exact=False)).all()
-    part = split.scatter_slices(x, exact=False)
-    assert np.isnan(part).all() == (tensor.rank in (0, culprit))
-    mine = np.full((2, split.bounds(10)[1] - split.bounds(10)[0], 3), bad if tensor.rank == culprit else 1.0)
-    assert np.isnan(split.gather_slices(mine, 10, exact=False)).all()
-    assert (split.total(np.ones(5), exact=False) == tensor.size).all()
+    for culprit in (0, tensor.size - 1):
+        x = np.ones((2, 10, 3))
+        if tensor.rank == culprit:
+            x[0, 0, 1] = bad  # of the slice of rank 0
+        assert np.isnan(split.total(x, exact=False)).all()
+        part = split.scatter_slices(x, exact=False)
+        assert np.isnan(part).all() == (tensor.rank in (0, culprit))
+        assert np.isnan(part).any() == np.isnan(part).all()
+        mine = np.full(part.shape, bad if tensor.rank == culprit else 1.0)
+        assert np.isnan(split.gather_slices(mine, 10, exact=False)).all()
+        assert (split.total(np.ones(5), exact=False) == tensor.size).all()
 
 
 # The loss.
