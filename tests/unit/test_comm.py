@@ -41,12 +41,12 @@ def test_golden_bytes_of_the_header():
 def test_numbers_of_the_header_never_change():
     assert (VERSION, HEADER_BYTES, MAX_MESSAGE_BYTES) == (1, 16, 4_000_000)
     assert {flag.name: int(flag) for flag in Flag} == {"NONFINITE": 1, "DELTA": 2}
-    assert {tag.name: int(tag) for tag in Tag} == {"SCATTER": 0, "GATHER": 1}
+    assert {tag.name: int(tag) for tag in Tag} == {"SCATTER": 0, "GATHER": 1, "ACTIVATION": 2, "GRADIENT": 3}
 
 
 def test_tags_of_buckets_do_not_meet():
     tags = [tag.of_bucket(index) for tag in Tag for index in range(100)]
-    assert len(set(tags)) == 200
+    assert len(set(tags)) == 100 * len(Tag)
 
 
 @pytest.mark.parametrize("room", [0, 1, 10, 1000])
