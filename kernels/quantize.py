@@ -2,6 +2,7 @@
 
 The maximum of a block is taken on the integer view of the floats: it vectorizes without fastmath, and NaN and infinity
 show as the largest integers. Scales are rounded up, so that the largest element never leaves the range of the codes.
+``kernels/int4.py`` measures its blocks with the same functions.
 """
 
 from typing import Any
@@ -9,14 +10,16 @@ from typing import Any
 import numpy as np
 
 from mpitrain.kernels.bits import as_bits, as_float
-from mpitrain.kernels.jit import kernel
+from mpitrain.kernels.jit import inlined, kernel
 from mpitrain.kernels.rng import noise
 
 BLOCK = 128
 MIN_SCALE = 0x0080
-"""Smallest normal bfloat16; a block whose scale would be below (maximum under 1.5e-36) is sent as zeros."""
+"""Smallest normal bfloat16; a block whose scale would be below (int8: maximum under 1.5e-36) is sent as zeros."""
 MAX_SCALE = 0x7C01
 """Largest bfloat16 of which 127 times is finite in float32."""
+INFINITE = np.uint32(0x7F80)
+"""Stands for the scale of a block that cannot be sent."""
 
 _BLOCK = BLOCK
 _MIN_SCALE = np.uint32(MIN_SCALE)
@@ -26,7 +29,7 @@ _LARGEST = 3.4028234663852886e38
 _ONE = np.float32(1.0)
 
 
-@kernel
+@inlined
 def _block_maximum(bits: Any, mask: Any) -> Any:
     # Integer arithmetic widens to 64 bits in numba; the casts keep the lanes narrow.
     top = bits.dtype.type(0)
@@ -35,30 +38,73 @@ def _block_maximum(bits: Any, mask: Any) -> Any:
     return as_float(top)
 
 
-@kernel
-def _block_scale(maximum: Any) -> Any:
-    """Return the bits of the bfloat16 scale of a finite maximum, rounded up; 0 for a block of (almost) zeros."""
-    scale = np.uint32((as_bits(np.float32(maximum) / _LIMIT) + np.uint32(0xFFFF)) >> np.uint32(16))
+@inlined
+def _scale_bits(maximum: Any, limit: Any, max_scale: Any) -> Any:
+    scale = np.uint32((as_bits(np.float32(maximum) / limit) + np.uint32(0xFFFF)) >> np.uint32(16))
     if scale < _MIN_SCALE:
         return np.uint32(0)
-    return np.uint32(min(scale, _MAX_SCALE))
+    return np.uint32(min(scale, max_scale))
 
 
 @kernel
-def _count_not_finite(x: Any) -> int:
+def count_not_single(x: Any) -> int:
+    """Count the values that are not finite in float32."""
     count = 0
     for i in range(x.size):
         count += not (abs(x[i]) <= _LARGEST)
     return count
 
 
+@inlined
+def widen_scale(scale: Any) -> Any:
+    """Read the bits of a bfloat16 as float32."""
+    return as_float(np.uint32(np.uint32(scale) << np.uint32(16)))
+
+
+@inlined
+def measure_block(bits: Any, mask: Any, limit: Any, max_scale: Any) -> tuple[Any, Any]:
+    """Find the scale with which the largest element of a block becomes ``limit`` or a little less.
+
+    Parameters
+    ----------
+    bits, mask
+        The block as unsigned integers, and the integer that clears the sign bit.
+    limit : float32
+        Largest code.
+    max_scale : uint32
+        Bits of the largest bfloat16 of which ``limit`` times is finite.
+
+    Returns
+    -------
+    scale : uint32
+        Bits of the bfloat16 scale, rounded up; 0 for a block of (almost) zeros, INFINITE where an element is not
+        finite in float32: such a block cannot be sent.
+    inverse : float32
+        Its reciprocal, or 0.
+    """
+    maximum = _block_maximum(bits, mask)
+    if not maximum <= _LARGEST:
+        return INFINITE, np.float32(0)
+    scale = _scale_bits(maximum, limit, max_scale)
+    return scale, _ONE / widen_scale(scale) if scale else np.float32(0)
+
+
 @kernel
+def count_bad_scales(scales: Any, max_scale: Any) -> int:
+    """Count the scales that no encoder could have written."""
+    bad = 0
+    for i in range(scales.size):
+        bad += (scales[i] > max_scale) | ((scales[i] < _MIN_SCALE) & (scales[i] != 0))
+    return bad
+
+
+@inlined
 def _round_nearest(x: Any, inverse: Any, codes: Any) -> None:
     for i in range(x.size):
         codes[i] = np.int8(np.int32(min(max(np.rint(x[i] * inverse), -_LIMIT), _LIMIT)))
 
 
-@kernel
+@inlined
 def _round_stochastic(x: Any, inverse: Any, codes: Any, key_a: Any, key_b: Any, first: Any) -> None:
     for i in range(x.size):
         shifted = np.floor(x[i] * inverse + noise(key_a, key_b, np.uint32(first + np.uint32(i))))
@@ -85,13 +131,11 @@ def encode_int8(x: Any, bits: Any, mask: Any, scales: Any, codes: Any) -> int:
     bad = 0
     for block in range(scales.size):
         start, stop = block * _BLOCK, min((block + 1) * _BLOCK, x.size)
-        maximum = _block_maximum(bits[start:stop], mask)
-        if not maximum <= _LARGEST:
-            bad += _count_not_finite(x[start:stop])
+        scale, inverse = measure_block(bits[start:stop], mask, _LIMIT, _MAX_SCALE)
+        if scale == INFINITE:
+            bad += count_not_single(x[start:stop])
             continue
-        scale = _block_scale(maximum)
         scales[block] = scale
-        inverse = _ONE / as_float(np.uint32(scale << np.uint32(16))) if scale else np.float32(0)
         _round_nearest(x[start:stop], inverse, codes[start:stop])
     return bad
 
@@ -107,41 +151,33 @@ def encode_int8_stochastic(
     bad = 0
     for block in range(scales.size):
         start, stop = block * _BLOCK, min((block + 1) * _BLOCK, x.size)
-        maximum = _block_maximum(bits[start:stop], mask)
-        if not maximum <= _LARGEST:
-            bad += _count_not_finite(x[start:stop])
+        scale, inverse = measure_block(bits[start:stop], mask, _LIMIT, _MAX_SCALE)
+        if scale == INFINITE:
+            bad += count_not_single(x[start:stop])
             continue
-        scale = _block_scale(maximum)
         scales[block] = scale
-        inverse = _ONE / as_float(np.uint32(scale << np.uint32(16))) if scale else np.float32(0)
         here = np.uint32(first + np.uint32(start))
         _round_stochastic(x[start:stop], inverse, codes[start:stop], key_a, key_b, here)
     return bad
 
 
 @kernel
-def decode_int8(scales: Any, codes: Any, out: Any) -> int:
-    """Write ``codes * scale`` to ``out``; return how many scales no encoder could have written."""
-    bad = 0
+def decode_int8(scales: Any, codes: Any, out: Any) -> None:
+    """Write ``codes * scale`` to ``out``."""
     for block in range(scales.size):
         start, stop = block * _BLOCK, min((block + 1) * _BLOCK, codes.size)
-        bad += scales[block] > _MAX_SCALE
-        scale: Any = as_float(np.uint32(np.uint32(scales[block]) << np.uint32(16)))
+        scale = widen_scale(scales[block])
         here, values = codes[start:stop], out[start:stop]
         for i in range(here.size):
             values[i] = np.float32(here[i]) * scale
-    return bad
 
 
 @kernel
-def decode_int8_add(scales: Any, codes: Any, acc: Any) -> int:
-    """Add ``codes * scale`` to ``acc``; return how many scales no encoder could have written."""
-    bad = 0
+def decode_int8_add(scales: Any, codes: Any, acc: Any) -> None:
+    """Add ``codes * scale`` to ``acc``."""
     for block in range(scales.size):
         start, stop = block * _BLOCK, min((block + 1) * _BLOCK, codes.size)
-        bad += scales[block] > _MAX_SCALE
-        scale: Any = as_float(np.uint32(np.uint32(scales[block]) << np.uint32(16)))
+        scale = widen_scale(scales[block])
         here, values = codes[start:stop], acc[start:stop]
         for i in range(here.size):
             values[i] += np.float32(here[i]) * scale
-    return bad

@@ -12,6 +12,7 @@ from mpitrain.bench.records import Record, show
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.memory import SENDERS, Memory
 from mpitrain.codecs.registry import CODECS, make_codec
+from mpitrain.config.validate import STOCHASTIC
 
 GB = 1e9
 HEADER_BITS = 128
@@ -23,17 +24,17 @@ def main(size: int, repeats: int, path: Path | None) -> int:
     copies: Floats = aligned_zeros(size)
     acc: Floats = aligned_zeros(size)
     codecs = {name: make_codec(name) for name in CODECS}
-    codecs["int8 stochastic"] = make_codec("int8", stochastic=True)
+    codecs |= {f"{name} stochastic": make_codec(name, stochastic=True) for name in STOCHASTIC}
     wires = {name: _encoded(codec, x) for name, codec in codecs.items()}
     jobs: dict[str, Callable[[], object]] = {"memcpy": lambda: np.copyto(copies, x)}
     for name, codec in codecs.items():
         jobs |= _jobs(name, codec, x, wires[name], acc)
-    for name, memory in (("int8", "residual"), ("int8", "delta")):
-        sender = SENDERS[memory](codecs[name], size)
-        jobs[f"{name} + {memory} encode"] = _sender_job(sender, x)
+    streams = {f"{name} + {memory}": (name, memory) for name in STOCHASTIC for memory in ("residual", "delta")}
+    for label, (name, memory) in streams.items():
+        jobs[f"{label} encode"] = _sender_job(SENDERS[memory](codecs[name], size), x)
     rates = _measure(jobs, size * x.itemsize, repeats)
     records = [_record(name, codec, x, wires[name], rates) for name, codec in codecs.items()]
-    records += [{**dict.fromkeys(records[0]), **_timing(label, rates)} for label in ("int8 + residual", "int8 + delta")]
+    records += [{**dict.fromkeys(records[0]), **_timing(label, rates)} for label in streams]
     show(f"{size:,} float32, one thread, median of {repeats}; GB/s of float32, ratios to memcpy", records, path)
     return 0
 

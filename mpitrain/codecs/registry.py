@@ -1,17 +1,17 @@
 """Codecs by the name that a configuration gives them."""
 
-from collections.abc import Callable
-
 import numpy as np
 import numpy.typing as npt
 
 from mpitrain.codecs.base import Codec
+from mpitrain.codecs.blocks import BlockScaled
 from mpitrain.codecs.half import Half
+from mpitrain.codecs.int4 import Int4
 from mpitrain.codecs.int8 import Int8
 from mpitrain.codecs.raw import Raw
 from mpitrain.errors import ConfigError
 
-CODECS: dict[str, type[Codec]] = {kind.wire_id: kind for kind in (Raw, Half, Int8)}
+CODECS: dict[str, type[Codec]] = {kind.wire_id: kind for kind in (Raw, Half, Int8, Int4)}
 
 
 def make_codec(name: str, dtype: npt.DTypeLike = np.float32, *, stochastic: bool = False) -> Codec:
@@ -24,9 +24,10 @@ def make_codec(name: str, dtype: npt.DTypeLike = np.float32, *, stochastic: bool
     """
     if name not in CODECS:
         raise ConfigError(f"codec: expected one of {', '.join(CODECS)}, got {name!r}")
+    kind = CODECS[name]
     if not stochastic:
-        return CODECS[name](dtype)
-    rounded: dict[str, Callable[[], Codec]] = {"int8": lambda: Int8(dtype, stochastic=True)}
-    if name not in rounded:
-        raise ConfigError(f"codec: stochastic rounding needs one of {', '.join(rounded)}, got {name!r}")
-    return rounded[name]()
+        return kind(dtype)
+    if not issubclass(kind, BlockScaled):
+        able = ", ".join(name for name, kind in CODECS.items() if issubclass(kind, BlockScaled))
+        raise ConfigError(f"codec: stochastic rounding needs one of {able}, got {name!r}")
+    return kind(dtype, stochastic=True)

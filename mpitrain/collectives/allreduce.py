@@ -32,8 +32,8 @@ class Allreduce:
         Ranks that take part. It is duplicated: messages of the caller are never met.
     size : int
         Elements of every array; 0 is legal.
-    codec : {"int8", "fp16", "raw"}
-        What bytes travel. int8 sends 1.02 bytes a value, fp16 2, raw the value itself.
+    codec : {"int8", "int4", "fp16", "raw"}
+        What bytes travel. int4 sends 0.52 bytes a value, int8 1.02, fp16 2, raw the value itself.
     memory : {"residual", "delta", "none"} or None
         What is remembered between calls: ``residual`` adds what rounding lost to the next array (for gradients),
         ``delta`` sends the change against the last sum (for slowly changing arrays). None: ``residual``, or ``none``
@@ -43,7 +43,7 @@ class Allreduce:
     dtype : float32 or float64
         Type in which sums are made. Arrays may be float16, float32 or float64 and are converted to it.
     rounding : {"nearest", "stochastic"}
-        Stochastic rounding (int8) is right on average.
+        Stochastic rounding (int8, int4) is right on average.
     seed : int
         Of stochastic rounding; the same on all ranks.
     timeout_s : float

@@ -12,7 +12,7 @@ NonNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 
 Task = Literal["classify", "forecast", "lm"]
-CodecName = Literal["raw", "fp16", "int8"]
+CodecName = Literal["raw", "fp16", "int8", "int4"]
 MemoryName = Literal["none", "residual", "delta"]
 CollectiveName = Literal["native", "ring", "direct"]
 
@@ -212,13 +212,13 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     """How they travel. direct: every rank sends each owner its part and gets the sum back, 2 latencies; ring: 2 (p - 1)
     messages to the neighbour, for stations wired as a ring; native: MPI_Allreduce, codec raw only."""
     codec: CodecName = "int8"
-    """As what bytes. raw: float32 itself; fp16: 2 bytes a value; int8: 1.02 bytes, with a scale for 128 values. With
-    int8, 1-D tensors and those below 1,024 elements travel as fp16 unless a rule says otherwise."""
+    """As what bytes. raw: float32 itself; fp16: 2 bytes a value; int8: 1.02 bytes and int4: 0.52, with a scale for 128
+    values. With both, 1-D tensors and those below 1,024 elements travel as fp16 unless a rule says otherwise."""
     memory: MemoryName | None = None
     """What is remembered of earlier steps. residual: what rounding lost is added to the next gradient; delta: only the
     change against the last one is sent; none. Left out: residual, or none for codec raw."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
-    """stochastic: right on average, with more noise (codec int8)."""
+    """stochastic: right on average, with more noise (codecs int8 and int4)."""
     overlap: bool = True
     """Start a bucket as soon as backward has filled it; off: after backward. Same bits, same bytes."""
     bucket_mb: Positive | None = None

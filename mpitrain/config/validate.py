@@ -17,6 +17,9 @@ from mpitrain.config.schema import (
 from mpitrain.errors import ConfigError
 from mpitrain.partition import split_widths, tensor_refusal
 
+STOCHASTIC = ("int8", "int4")
+"""Codecs that can round at random."""
+
 
 def refusal(collective: str, codec: str, memory: str, rounding: str = "nearest") -> str | None:
     """Say why a combination of answers is refused, or None where it works."""
@@ -27,8 +30,9 @@ def refusal(collective: str, codec: str, memory: str, rounding: str = "nearest")
         )
     if codec == "raw" and memory != "none":
         return f'exchange.memory = "{memory}" has no error to remember with codec "raw"; set memory = "none"'
-    if rounding == "stochastic" and codec != "int8":
-        return f'exchange.rounding = "stochastic" needs codec "int8", got "{codec}"; set rounding = "nearest"'
+    if rounding == "stochastic" and codec not in STOCHASTIC:
+        able = " or ".join(f'"{name}"' for name in STOCHASTIC)
+        return f'exchange.rounding = "stochastic" needs codec {able}, got "{codec}"; set rounding = "nearest"'
     return None
 
 

@@ -15,6 +15,7 @@ from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import make_codec
 from mpitrain.collectives.base import Bucket, BucketState, Pending, Reducer, Traffic
 from mpitrain.config.schema import ExchangeConfig
+from mpitrain.config.validate import STOCHASTIC
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.reduce import count_not_finite
 from mpitrain.params import ALIGN, Layout, Params, ParamSpec, Segment
@@ -87,7 +88,7 @@ def plan_buckets(layout: Layout, bucket_mb: float | None) -> list[list[Segment]]
 
 def stream_of(group: str, config: ExchangeConfig, dtype: npt.DTypeLike) -> tuple[Codec, str]:
     """Choose the codec and the memory of the buckets of a group, which is named after its codec."""
-    codec = make_codec(group, dtype, stochastic=group == "int8" and config.rounding == "stochastic")
+    codec = make_codec(group, dtype, stochastic=group in STOCHASTIC and config.rounding == "stochastic")
     return codec, "none" if codec.wire_id == "raw" else str(config.memory)
 
 

@@ -70,7 +70,7 @@ def test_nonfinite_is_raised_everywhere_and_changes_nothing(comm):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"codec": "int9"}, "codec: expected one of raw, fp16, int8, got 'int9'"),
+        ({"codec": "int9"}, "codec: expected one of raw, fp16, int8, int4, got 'int9'"),
         ({"memory": "some"}, "memory: expected one of"),
         ({"collective": "star"}, "collective: expected one of"),
         ({"collective": "native"}, 'carries codec "raw" only'),

@@ -17,9 +17,8 @@ TWINS = {"direct": DirectTwin, "ring": RingTwin}
 SIZES = [0, 1, 2, 3, 5, 7, 127, 129, 640, 4097]
 STREAMS = [
     ("raw", "none", False),
-    *itertools.product(["fp16", "int8"], ["none", "residual", "delta"], [False]),
-    ("int8", "none", True),
-    ("int8", "residual", True),
+    *itertools.product(["fp16", "int8", "int4"], ["none", "residual", "delta"], [False]),
+    *itertools.product(["int8", "int4"], ["none", "residual"], [True]),
 ]
 
 
@@ -74,7 +73,7 @@ def test_memories_take_what_is_predicted(axis, collective, size):
 
 @pytest.mark.parametrize("collective", TWINS)
 def test_float64(axis, collective):
-    for name, memory in [("raw", "none"), ("fp16", "residual"), ("int8", "delta")]:
+    for name, memory in [("raw", "none"), ("fp16", "residual"), ("int8", "delta"), ("int4", "residual")]:
         codec = make_codec(name, np.float64)
         for got, expected, _ in run_steps(axis, collective, codec, memory, 1000, dtype=np.float64):
             assert got.tobytes() == expected.tobytes()
@@ -113,7 +112,9 @@ def test_large_messages_do_not_deadlock(axis, collective):
         assert got.tobytes() == expected.tobytes()
 
 
-@pytest.mark.parametrize(("memory", "name"), [("none", "raw"), ("residual", "int8"), ("delta", "fp16")])
+@pytest.mark.parametrize(
+    ("memory", "name"), [("none", "raw"), ("residual", "int8"), ("delta", "fp16"), ("residual", "int4")]
+)
 @pytest.mark.parametrize("collective", ["native", *TWINS])
 def test_nonfinite_reaches_every_rank_and_undoes_the_step(axis, everywhere, collective, memory, name):
     if collective == "native" and name != "raw":
@@ -140,14 +141,15 @@ def test_nonfinite_reaches_every_rank_and_undoes_the_step(axis, everywhere, coll
             assert everywhere(work)
 
 
+@pytest.mark.parametrize(("name", "limit"), [("int8", 127), ("int4", 7)])
 @pytest.mark.parametrize("collective", TWINS)
-def test_equal_ones_do_not_wrap(axis, collective):
+def test_equal_ones_do_not_wrap(axis, collective, name, limit):
     """C05: the largest code everywhere, on every rank."""
     reducer = make_reducer(collective, axis)
     work = np.ones(300, np.float32)
-    state = reducer.open(Bucket(work), make_codec("int8"), "none")
+    state = reducer.open(Bucket(work), make_codec(name), "none")
     reducer.start(state).wait()
-    assert np.all(np.abs(work / axis.size - 1) <= axis.size / 127)
+    assert np.all(np.abs(work / axis.size - 1) <= axis.size / limit)
 
 
 @pytest.mark.parametrize("collective", TWINS)
@@ -170,13 +172,14 @@ def test_half_neither_overflows_nor_forgets(axis, collective):
     assert np.allclose(total, 200 * 1e-7, rtol=0.02)
 
 
-def test_error_feedback_loses_nothing(axis):
+@pytest.mark.parametrize(("name", "limit"), [("int8", 127), ("int4", 7)])
+def test_error_feedback_loses_nothing(axis, name, limit):
     """Over many steps the mean of the decoded sums tends to the true sum: the residual is bounded."""
     size, steps = 400, 50
     reducer = make_reducer("direct", axis)
     work = np.empty(size, np.float32)
     for memory, bound in (("none", None), ("residual", 2.0)):
-        state = reducer.open(Bucket(work), make_codec("int8"), memory)
+        state = reducer.open(Bucket(work), make_codec(name), memory)
         drift = np.zeros(size)
         exact = np.sum([contribution(rank, 0, size).astype(np.float64) for rank in range(axis.size)], axis=0)
         for _ in range(steps):
@@ -184,11 +187,11 @@ def test_error_feedback_loses_nothing(axis):
             reducer.start(state).wait()
             state.commit()
             drift += work - exact
-        step = np.max(np.abs(exact)) / 127
+        step = np.max(np.abs(exact)) / limit
         if axis.size > 1 and bound is None:
             assert np.max(np.abs(drift)) > 3 * step  # without feedback the same error is made every time
         elif bound is not None:
-            parts = [np.max(np.abs(contribution(rank, 0, size))) / 127 for rank in range(axis.size)]
+            parts = [np.max(np.abs(contribution(rank, 0, size))) / limit for rank in range(axis.size)]
             assert np.max(np.abs(drift)) <= bound * (step + sum(parts))
 
 

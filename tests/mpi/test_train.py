@@ -8,6 +8,7 @@ import pytest
 from mpi4py import MPI
 
 from mpitrain.checkpoint.store import CheckpointStore
+from mpitrain.codecs.registry import CODECS
 from mpitrain.comm.agreement import gather
 from mpitrain.comm.grid import Axis, ProcessGrid
 from mpitrain.config.load import resolve
@@ -33,7 +34,7 @@ TRANSFORMER = MLP | {
 EVERY_STREAM = list(
     itertools.product(
         ["native", "ring", "direct"],
-        ["raw", "fp16", "int8"],
+        list(CODECS),
         ["none", "residual", "delta"],
         ["nearest", "stochastic"],
     )
@@ -103,7 +104,8 @@ def test_every_combination(world, folder, recorder):
         assert result["param_sha256"] == recorder.hashes[-1]
         assert all(0 < loss < 100 for loss in recorder.column("loss")), answers
         trained += 1
-    assert trained == 21  # native raw; ring and direct with raw, and fp16 and int8 twice with three memories each
+    # native raw; ring and direct with raw, and with three memories each fp16, int8 twice and int4 twice
+    assert trained == 1 + 2 * (1 + 3 * (1 + 2 + 2))
 
 
 def test_one_rank_or_many(world, folder, recorder):

@@ -1,5 +1,6 @@
 """Codecs against their numpy twins bit for bit, golden bytes, bounds of the error, and payloads nobody wrote."""
 
+import itertools
 import math
 import struct
 
@@ -9,6 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
+from mpitrain.codecs.int4 import Int4
 from mpitrain.codecs.int8 import Int8
 from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import CODECS, make_codec
@@ -23,8 +25,15 @@ FAST = settings(
 FLOATS = st.floats(width=32, allow_nan=False, allow_infinity=False)
 VECTORS = hnp.arrays(np.float32, st.integers(0, 300), elements=FLOATS)
 NAMES = st.sampled_from(sorted(CODECS))
+LIMITS = {"int8": 127, "int4": 7}
+"""Largest code of the block-scaled codecs; they are also those that can round at random."""
 
-TWINS = {"raw": lambda x: x.tobytes(), "fp16": quantizers.half_bytes, "int8": quantizers.int8_bytes}
+TWINS = {
+    "raw": lambda x: x.tobytes(),
+    "fp16": quantizers.half_bytes,
+    "int8": quantizers.int8_bytes,
+    "int4": quantizers.int4_bytes,
+}
 
 
 def noise_twin(key_a, key_b, index):
@@ -35,12 +44,13 @@ def noise_twin(key_a, key_b, index):
     return np.float32((h ^ h >> 16) >> 8) * np.float32(2.0**-24)
 
 
-def stochastic_twin(x, key, first):
-    scales, _ = quantizers.int8_encode(x)
+def stochastic_twin(name, x, key, first):
+    limit = LIMITS[name]
+    scales, _ = quantizers.int4_encode(x) if name == "int4" else quantizers.int8_encode(x)
     inverse = np.float32(1) / np.repeat(quantizers.from_bf16(scales), 128)[: x.size]
     noise = [noise_twin(key % 2**32, key >> 32, i % 2**32) for i in range(first, first + x.size)]
-    codes = np.clip(np.floor(x * inverse + np.array(noise, np.float32)), -127, 127)
-    return scales.tobytes() + codes.astype(np.int8).tobytes()
+    codes = np.clip(np.floor(x * inverse + np.array(noise, np.float32)), -limit, limit).astype(np.int8)
+    return scales.tobytes() + (quantizers.int4_pack(codes) if name == "int4" else codes).tobytes()
 
 
 def encode(codec, x, **more):
@@ -122,7 +132,7 @@ def test_bytes_equal_the_twin_and_decode_to_finite_values(x):
 def test_int8_decode_equals_the_twin(size):
     x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
     wire, _ = encode(Int8(), x)
-    assert decode(Int8(), wire, size).tobytes() == quantizers.int8_decode(*quantizers.int8_encode(x)).tobytes()
+    assert decode(Int8(), wire, size).tobytes() == quantizers.block_decode(*quantizers.int8_encode(x)).tobytes()
 
 
 def test_zero_block_leaves_its_neighbours_alone():
@@ -136,15 +146,17 @@ def test_zero_block_leaves_its_neighbours_alone():
         assert np.array_equal(np.delete(out, np.s_[128:256]), decode(codec, encode(codec, alone)[0], alone.size))
 
 
-def test_outlier_spoils_only_its_own_block():
+@pytest.mark.parametrize("name", LIMITS)
+def test_outlier_spoils_only_its_own_block(name):
     """Case C22: the other blocks keep the error of their own maximum."""
+    codec = make_codec(name)
     x = (1e-3 * np.random.default_rng(3).standard_normal(4096)).astype(np.float32)
     x[1000] = 10.0
-    out = decode(Int8(), encode(Int8(), x)[0], x.size)
+    out = decode(codec, encode(codec, x)[0], x.size)
     blocks = np.abs(x).reshape(-1, 128).max(axis=1)
     errors = np.abs(x - out).reshape(-1, 128).max(axis=1)
     ordinary = np.arange(blocks.size) != 1000 // 128
-    assert (errors[ordinary] <= blocks[ordinary] / 127).all()
+    assert (errors[ordinary] <= blocks[ordinary] / LIMITS[name]).all()
     assert out[1000] == pytest.approx(10, rel=2**-7)
 
 
@@ -156,7 +168,7 @@ def test_small_vectors_do_not_grow(name, size):
     x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
     wire, _ = encode(codec, x)
     assert wire.size == codec.nbytes(size) <= codec.max_nbytes(size) <= 4 * size
-    assert decode(codec, wire, size) == pytest.approx(x, abs=float(np.abs(x).max()) / 127)
+    assert decode(codec, wire, size) == pytest.approx(x, abs=float(np.abs(x).max()) / LIMITS.get(name, 127))
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
@@ -179,15 +191,16 @@ def test_values_that_are_not_finite_are_counted(name, dtype, size):
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
-def test_int8_counts_all_blocks(stochastic):
+@pytest.mark.parametrize("name", LIMITS)
+def test_all_blocks_are_counted(name, stochastic):
     x = np.ones(1000, np.float32)
     x[[0, 127, 128, 500, 999]] = [np.nan, np.inf, -np.inf, np.nan, np.nan]
-    assert encode(Int8(stochastic=stochastic), x)[1] == 5
+    assert encode(make_codec(name, stochastic=stochastic), x)[1] == 5
 
 
 @pytest.mark.parametrize("name", ["raw", "fp16"])
 def test_finite_float64_stays_finite(name):
-    """What float64 can hold, these two carry; ``int8`` documents that its values are finite in float32."""
+    """What float64 can hold, these two carry; the values of the others are finite in float32."""
     codec = make_codec(name, np.float64)
     x = np.array([1e300, -1e308, np.finfo(np.float64).max, 1.0])
     wire, nonfinite = encode(codec, x)
@@ -195,9 +208,11 @@ def test_finite_float64_stays_finite(name):
     assert decode(codec, wire, 4) == pytest.approx(x, rel=2**-10, abs=float(x.max()) * 2.0**-24)
 
 
-def test_int8_counts_float64_beyond_float32():
-    assert encode(Int8(np.float64), np.array([1e300, 1.0, -1e39, np.nan]))[1] == 3
-    assert encode(Int8(np.float64), np.array([float(LARGEST), 1.0]))[1] == 0
+@pytest.mark.parametrize("name", LIMITS)
+def test_float64_beyond_float32_is_counted(name):
+    codec = make_codec(name, np.float64)
+    assert encode(codec, np.array([1e300, 1.0, -1e39, np.nan]))[1] == 3
+    assert encode(codec, np.array([float(LARGEST), 1.0]))[1] == 0
 
 
 # Golden bytes: a released format never changes.
@@ -244,10 +259,29 @@ def test_golden_bytes_of_stochastic_int8():
     assert wire.tobytes().hex() == "023c" + "8293a4b5c5d6e7f708192a3b4b5c6d7e"
 
 
+def test_golden_bytes_of_int4():
+    x = np.zeros(131, np.float32)
+    x[[0, 1, 2, 63]] = [7.0, -3.5, 2.5, -7.0]  # scale 1 = 0x3f80; ties to even; codes plus 8
+    x[[64, 65, 127]] = [-1.0, 6.6, 1.0]  # the high halves of bytes 0, 1 and 63
+    x[128:] = [2.0, -1.0, 0.5]  # scale 2/7 rounded up to bfloat16: 0x3e93 = 0.287109375
+    wire, _ = encode(Int4(), x)
+    assert wire.tobytes().hex() == "803f" + "933e" + "7ff48a" + "88" * 60 + "91" + "af" + "85"
+    out = decode(Int4(), wire, 131)
+    assert out[[0, 1, 2, 63, 64, 65, 127]].tolist() == [7.0, -4.0, 2.0, -7.0, -1.0, 7.0, 1.0]
+    assert (out[128:] / 0.287109375).tolist() == [7.0, -3.0, 2.0]
+
+
+def test_golden_bytes_of_stochastic_int4():
+    x = np.linspace(-1, 1, 17).astype(np.float32)
+    wire, _ = encode(Int4(stochastic=True), x, key=0x0123456789ABCDEF, first=5)
+    assert wire.tobytes().hex() == "133e" + "81a2b3b4c5d5e6f788"
+
+
 def test_formats_are_numbered_for_ever():
-    assert {name: kind.format_number for name, kind in CODECS.items()} == {"raw": 0, "fp16": 1, "int8": 2}
+    numbers = {"raw": 0, "fp16": 1, "int8": 2, "int4": 3}
+    assert {name: kind.format_number for name, kind in CODECS.items()} == numbers
     assert {name: kind.wire_id for name, kind in CODECS.items()} == {name: name for name in CODECS}
-    assert {name: kind.block for name, kind in CODECS.items()} == {"raw": 1, "fp16": 1, "int8": 128}
+    assert {name: kind.block for name, kind in CODECS.items()} == {"raw": 1, "fp16": 1, "int8": 128, "int4": 128}
 
 
 # Half precision, case N09.
@@ -358,10 +392,10 @@ def test_types_that_no_codec_serves_are_refused(name, dtype):
 
 
 def test_unknown_codecs_are_refused():
-    with pytest.raises(ConfigError, match="raw, fp16, int8, got 'int3'"):
+    with pytest.raises(ConfigError, match="raw, fp16, int8, int4, got 'int3'"):
         make_codec("int3")
     for name in ("raw", "fp16"):
-        with pytest.raises(ConfigError, match=f"needs one of int8, got '{name}'"):
+        with pytest.raises(ConfigError, match=f"needs one of int8, int4, got '{name}'"):
             make_codec(name, stochastic=True)
 
 
@@ -388,10 +422,10 @@ def test_error_of_half_is_bounded(x):
 
 
 @FAST
-@given(x=VECTORS, key=st.integers(0, 2**64 - 1), stochastic=st.booleans())
-def test_error_of_int8_is_bounded(x, key, stochastic):
-    """Half a scale to the nearest, one at random; scales at most (1 + 2^-7) max / 127; maxima below 1.5e-36 vanish."""
-    codec = Int8(stochastic=stochastic)
+@given(x=VECTORS, name=st.sampled_from(list(LIMITS)), key=st.integers(0, 2**64 - 1), stochastic=st.booleans())
+def test_error_of_blocks_is_bounded(x, name, key, stochastic):
+    """Half a scale to the nearest, one at random; scales at most (1 + 2^-7) max / limit; tiny maxima vanish."""
+    codec = make_codec(name, stochastic=stochastic)
     wire, nonfinite = encode(codec, x, key=key)
     assert nonfinite == 0
     out = decode(codec, wire, x.size).astype(np.float64)
@@ -401,11 +435,11 @@ def test_error_of_int8_is_bounded(x, key, stochastic):
         here = np.s_[128 * block : 128 * block + 128]
         maximum = float(np.abs(x[here]).max())
         error = np.abs(out[here] - x[here]).max()
-        assert scales[block] <= (1 + 2**-7) * max(maximum, 1e-44) / 127
+        assert scales[block] <= (1 + 2**-7) * max(maximum, 1e-44) / LIMITS[name]
         if scales[block]:
             assert error <= scales[block] * (1.0 if stochastic else 0.5) * (1 + 2**-15)
         else:
-            assert maximum < 1.5e-36
+            assert maximum < {"int8": 1.5e-36, "int4": 8.3e-38}[name]
 
 
 @FAST
@@ -435,17 +469,68 @@ def test_damaged_payloads_raise_or_stay_bounded(data, name, size):
         out = decode(codec, wire, size)
     except CodecError:
         return
-    if name == "int8":
+    if name in LIMITS:
         assert np.isfinite(out).all()
 
 
-@pytest.mark.parametrize("bits", [0x7C02, 0x7F80, 0x7FC0, 0x8000, 0xBF80, 0xFFFF])
-def test_scales_that_no_encoder_writes(bits):
-    wire = np.zeros(4 + 130, np.uint8)
+@pytest.mark.parametrize("bits", [0x0001, 0x007F, 0x7C02, 0x7E13, 0x7F80, 0x7FC0, 0x8000, 0xBF80, 0xFFFF])
+@pytest.mark.parametrize("name", LIMITS)
+def test_scales_that_no_encoder_writes(name, bits):
+    codec = make_codec(name)
+    wire, _ = encode(codec, np.ones(130, np.float32))
     wire[2:4].view(np.uint16)[0] = bits
-    for decoder in (Int8().decode, Int8().decode_add):
-        with pytest.raises(CodecError, match="1 block scales that no encoder writes"):
-            decoder(wire, np.zeros(130, np.float32))
+    for decoder in (codec.decode, codec.decode_add):
+        out = np.ones(130, np.float32)
+        if (name, bits) == ("int4", 0x7C02):
+            decoder(wire, out)
+            continue
+        with pytest.raises(CodecError, match=f"codec {name}: 1 block scales that no encoder writes"):
+            decoder(wire, out)
+        assert (out == 1).all()
+
+
+@pytest.mark.parametrize("size", [1, 2, 5, 127, 128, 129, 131, 256])
+def test_every_flipped_bit_of_int4(size):
+    """It raises, or one element changes by whole scales, or one block is scaled anew; nothing else changes."""
+    codec = Int4()
+    x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
+    wire, _ = encode(codec, x)
+    whole, blocks = decode(codec, wire, size), -(-size // 128)
+    for position, bit in itertools.product(range(wire.size), range(8)):
+        damaged = wire.copy()
+        damaged[position] ^= 1 << bit
+        low, high = damaged[2 * blocks :] & 15, damaged[2 * blocks :] >> 4
+        scales = damaged[: 2 * blocks].view(np.uint16)
+        legal = low.all() and high.all() and (size % 2 == 0 or high[-1] == 8)
+        legal &= all(scale == 0 or 0x0080 <= scale <= 0x7E12 for scale in scales)
+        if not legal:
+            with pytest.raises(CodecError, match="codec int4: .* that no encoder writes; the payload is damaged"):
+                decode(codec, damaged, size)
+            continue
+        out = decode(codec, damaged, size)
+        assert np.isfinite(out).all()
+        changed = np.flatnonzero(out != whole)
+        if position < 2 * blocks:
+            assert set(changed // 128) == {position // 2}
+        else:
+            assert changed.size == 1
+
+
+@pytest.mark.parametrize("size", [1, 2, 129, 130])
+def test_codes_that_no_encoder_writes(size):
+    """A half of 0 would be -8; the half behind the last of an odd number of elements is no element's."""
+    codec = Int4()
+    wire, _ = encode(codec, np.ones(size, np.float32))
+    bad = [(place, value) for place in (2 * -(-size // 128), wire.size - 1) for value in (0x08, 0x80, 0x00)]
+    bad += [(wire.size - 1, spare << 4 | 15) for spare in (1, 7, 9, 15)] if size % 2 else []
+    for place, value in bad:
+        damaged = wire.copy()
+        damaged[place] = value
+        for decoder in (codec.decode, codec.decode_add):
+            out = np.ones(size, np.float32)
+            with pytest.raises(CodecError, match="codec int4: a code that no encoder writes"):
+                decoder(damaged, out)
+            assert (out == 1).all()
 
 
 @pytest.mark.parametrize("size", [1, 2, 129, 300])
@@ -478,9 +563,10 @@ def test_encoding_into_a_misaligned_buffer(name, offset):
 # Stochastic rounding.
 
 
-def test_stochastic_rounding_is_right_on_average():
+@pytest.mark.parametrize("name", LIMITS)
+def test_stochastic_rounding_is_right_on_average(name):
     """The mean over 2,000 keys lies within 5 sigma; one rounding has a variance of at most scale² / 4."""
-    codec, keys = Int8(stochastic=True), 2000
+    codec, keys = make_codec(name, stochastic=True), 2000
     x = np.random.default_rng(4).standard_normal(300).astype(np.float32)
     wire = np.zeros(codec.max_nbytes(300), np.uint8)
     total = np.zeros(300)
@@ -496,9 +582,10 @@ def test_stochastic_rounding_is_right_on_average():
     assert (np.abs(total / keys - x) <= 5 * sigma + scales * 2.0**-16).all()
 
 
-def test_stochastic_rounding_depends_on_the_key_alone():
+@pytest.mark.parametrize("name", LIMITS)
+def test_stochastic_rounding_depends_on_the_key_alone(name):
     x = np.random.default_rng(5).standard_normal(1000).astype(np.float32)
-    codec = Int8(stochastic=True)
+    codec = make_codec(name, stochastic=True)
     first, again = encode(codec, x, key=123)[0], encode(codec, x, key=123)[0]
     assert first.tobytes() == again.tobytes()
     for other in (124, 123 + 2**32, 123 << 32, 2**64 - 1):
@@ -506,16 +593,20 @@ def test_stochastic_rounding_depends_on_the_key_alone():
 
 
 @pytest.mark.parametrize("first", [0, 5, 2**31, 2**32 - 3, 2**32 + 7, 2**40])
-def test_stochastic_rounding_equals_the_twin(first):
-    x, key = np.random.default_rng(7).standard_normal(300).astype(np.float32), noise_key(8, 9)
-    assert encode(Int8(stochastic=True), x, key=key, first=first)[0].tobytes() == stochastic_twin(x, key, first)
+@pytest.mark.parametrize("name", LIMITS)
+def test_stochastic_rounding_equals_the_twin(name, first):
+    key, codec = noise_key(8, 9), make_codec(name, stochastic=True)
+    for size in (1, 2, 300, 301):
+        x = np.random.default_rng(7).standard_normal(size).astype(np.float32)
+        assert encode(codec, x, key=key, first=first)[0].tobytes() == stochastic_twin(name, x, key, first)
 
 
 @pytest.mark.parametrize("start", [0, 5, 2**31, 2**32 - 128, 2**32 + 7])
-def test_stochastic_rounding_of_two_halves(start):
+@pytest.mark.parametrize("name", LIMITS)
+def test_stochastic_rounding_of_two_halves(name, start):
     """Cut on a block, the parts give the bytes of the whole: the noise belongs to the element."""
     x = np.random.default_rng(6).standard_normal(640).astype(np.float32)
-    codec, cut, key = Int8(stochastic=True), 256, noise_key(1, 2, 3)
+    codec, cut, key = make_codec(name, stochastic=True), 256, noise_key(1, 2, 3)
     whole = encode(codec, x, key=key, first=start)[0]
     left = encode(codec, x[:cut], key=key, first=start)[0]
     right = encode(codec, x[cut:], key=key, first=start + cut)[0]
@@ -523,10 +614,12 @@ def test_stochastic_rounding_of_two_halves(start):
     assert whole[10:].tobytes() == left[4:].tobytes() + right[6:].tobytes()
 
 
-def test_stochastic_rounding_keeps_what_needs_no_rounding():
-    x = np.arange(-127, 128).astype(np.float32)[:128]
-    x[0] = 127.0
-    assert decode(Int8(), encode(Int8(stochastic=True), x, key=9)[0], 128).tolist() == x.tolist()
+@pytest.mark.parametrize(("name", "limit"), LIMITS.items())
+def test_stochastic_rounding_keeps_what_needs_no_rounding(name, limit):
+    x = np.resize(np.arange(-limit, limit + 1), 128).astype(np.float32)
+    x[0] = limit
+    wire, _ = encode(make_codec(name, stochastic=True), x, key=9)
+    assert decode(make_codec(name), wire, 128).tolist() == x.tolist()
 
 
 def test_noise_keys():

@@ -115,7 +115,7 @@ def test_every_choice_lists_its_words(key, words):
 
 def test_choices_of_a_rule():
     message = message_of(text='[[exchange.rule]]\nmatch = "*"\ncodec = "int3"\n')
-    assert message == 'run.toml: exchange.rule[0].codec: expected one of "raw", "fp16", "int8", got \'int3\''
+    assert message == 'run.toml: exchange.rule[0].codec: expected one of "raw", "fp16", "int8", "int4", got \'int3\''
     assert "match" in message_of(text='[[exchange.rule]]\ncodec = "int8"\n')
     assert "macth" in message_of(text='[[exchange.rule]]\nmacth = "*"\nmatch = "*"\ncodec = "int8"\n')
 
@@ -510,7 +510,7 @@ def test_every_combination_is_taken_or_refused_with_a_remedy_that_works(answers)
     wrong = (
         (collective == "native" and codec != "raw")
         or (codec == "raw" and memory != "none")
-        or (rounding == "stochastic" and codec != "int8")
+        or (rounding == "stochastic" and codec not in ("int8", "int4"))
     )
     reason = refusal(*answers)
     assert bool(reason) == wrong

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpitrain.kernels import delta, half, jit, quantize, reduce
+from mpitrain.kernels import delta, half, int4, jit, quantize, reduce
 from mpitrain.kernels.rng import noise
 from tests.reference import quantizers
 
@@ -200,33 +200,83 @@ def test_int8_equals_the_twin(size, dtype):
     assert quantize.encode_int8(x, x.view(unsigned), mask, scales, codes) == 0
     assert b"".join([scales.tobytes(), codes.tobytes()]) == quantizers.int8_bytes(x)
     out, acc = np.empty_like(x), np.ones_like(x)
-    expected = quantizers.int8_decode(scales, codes).astype(dtype)
-    assert quantize.decode_int8(scales, codes, out) == quantize.decode_int8_add(scales, codes, acc) == 0
+    expected = quantizers.block_decode(scales, codes).astype(dtype)
+    quantize.decode_int8(scales, codes, out)
+    quantize.decode_int8_add(scales, codes, acc)
     assert np.array_equal(out, expected)
     assert np.array_equal(acc, 1 + expected)
-    scales[:] = 0x7F80
-    assert quantize.decode_int8(scales, codes, out) == quantize.decode_int8_add(scales, codes, acc) == scales.size
 
 
+@pytest.mark.parametrize("bits", [4, 8])
 @pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("size", SIZES)
-def test_a_bad_block_leaves_the_others_alone(size, dtype, stochastic):
+def test_a_bad_block_leaves_the_others_alone(size, dtype, stochastic, bits):
     if size < 2:
         return
     unsigned = np.uint32 if dtype == np.float32 else np.uint64
     mask, more = unsigned(2 ** (31 if dtype == np.float32 else 63) - 1), [np.uint32(1), np.uint32(2), np.uint32(3)]
-    run = quantize.encode_int8_stochastic if stochastic else quantize.encode_int8
+    name = f"encode_int{bits}" + ("_stochastic" if stochastic else "")
+    run = getattr(int4 if bits == 4 else quantize, name)
     results = []
     for bad in (None, np.nan, -np.inf):
         x = draw(size, dtype)
         if bad is not None:
             x[-1] = x[-2] = bad
-        scales, codes = np.full(-(-size // 128), 7, np.uint16), np.full(size, 99, np.int8)
+        scales, codes = (
+            np.full(-(-size // 128), 7, np.uint16),
+            np.full(-(-size * bits // 8), 99, np.int8 if bits == 8 else np.uint8),
+        )
         found = run(x, x.view(unsigned), mask, scales, codes, *(more if stochastic else []))
         assert found == (0 if bad is None else 2)
-        results.append((scales[:-2].tobytes(), codes[: max(0, size // 128 - 1) * 128].tobytes()))
+        results.append((scales[:-2].tobytes(), codes[: max(0, size // 128 - 1) * 16 * bits].tobytes()))
     assert results[0] == results[1] == results[2]
+
+
+# Blocks of int4.
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("size", [*SIZES, 64, 65, 191, 192, 193])
+def test_int4_equals_the_twin(size, dtype):
+    """Bytes and decoded values; nothing is written beside the vectors."""
+    unsigned = np.uint32 if dtype == np.float32 else np.uint64
+    mask = unsigned(2 ** (31 if dtype == np.float32 else 63) - 1)
+    x = draw(size, dtype)
+    scales, packed = np.full(-(-size // 128), 7, np.uint16), np.full((size + 1) // 2, 99, np.uint8)
+    assert int4.encode_int4(x, x.view(unsigned), mask, scales, packed) == 0
+    assert scales.tobytes() + packed.tobytes() == quantizers.int4_bytes(x)
+    assert not int4.holds_no_code(packed)
+    out, acc = np.full(size + 2, 9, dtype), np.full(size + 2, 9, dtype)
+    int4.decode_int4(scales, packed, out[1:-1])
+    int4.decode_int4_add(scales, packed, acc[1:-1])
+    expected = quantizers.block_decode(*quantizers.int4_encode(x)).astype(dtype)
+    assert np.array_equal(out, np.concatenate([[9], expected, [9]]))
+    assert np.array_equal(acc, np.concatenate([[9], 9 + expected, [9]]))
+
+
+def test_every_byte_that_holds_no_code():
+    """A byte whose low or high half is 0, whatever the others are, wherever it is."""
+    for byte in range(256):
+        for size in (1, 63, 64, 65):
+            for place in {0, size // 2, size - 1}:
+                packed = np.full(size, 0x88, np.uint8)
+                packed[place] = byte
+                assert int4.holds_no_code(packed) == (byte % 16 == 0 or byte < 16)
+
+
+def test_no_code_of_int4_is_beyond_seven():
+    """Nearest rounding clips nothing: the largest element of a block is 7, whatever it is, up to the largest float."""
+    largest = np.finfo(np.float32).max
+    mantissas = np.linspace(1, 2, 1025)[:-1].astype(np.float32)
+    values = [m * np.float32(2.0**e) for e in (-123, -100, -1, 0, 5, 100, 127) for m in mantissas]
+    values += [largest, np.nextafter(largest, np.float32(0))]
+    for value in values:
+        x = np.array([value, -value], np.float32)
+        scales, packed = np.zeros(1, np.uint16), np.zeros(1, np.uint8)
+        assert int4.encode_int4(x, x.view(np.uint32), np.uint32(2**31 - 1), scales, packed) == 0
+        assert packed[0] == 15 + 16
+        assert quantize.MIN_SCALE <= scales[0] <= int4.MAX_SCALE
 
 
 # Where machine code is kept.

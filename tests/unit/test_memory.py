@@ -88,7 +88,7 @@ def test_decode_add_and_a_missing_decoded(codec, memory, dtype):
 @pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize(("codec", "memory"), PAIRS)
 def test_a_rolled_back_step_never_was(codec, memory, stochastic):
-    stochastic = stochastic and codec == "int8"
+    stochastic = stochastic and codec in ("int8", "int4")
     straight = Stream(codec, memory, 300, stochastic=stochastic)
     disturbed = Stream(codec, memory, 300, stochastic=stochastic)
     rng = np.random.default_rng(3)
@@ -138,8 +138,8 @@ def test_double_buffer():
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-@pytest.mark.parametrize("codec", ["fp16", "int8"])
-def test_residual_loses_nothing(codec, dtype):
+@pytest.mark.parametrize(("codec", "bound"), [("fp16", 0.002), ("int8", 0.02), ("int4", 0.3)])
+def test_residual_loses_nothing(codec, bound, dtype):
     """The sum of what was decoded plus the residual is the sum of what was sent."""
     stream = Stream(codec, "residual", 300, dtype)
     inputs, outputs = np.zeros(300), np.zeros(300)
@@ -149,29 +149,31 @@ def test_residual_loses_nothing(codec, dtype):
     residual = stream.sender.residual.current
     rounding = 200 * 8 * np.finfo(dtype).eps
     assert np.abs(outputs + residual - inputs).max() <= rounding
-    assert np.abs(residual).max() <= (0.02 if codec == "int8" else 0.002)
+    assert np.abs(residual).max() <= bound
     assert np.abs(residual).max() > 0
 
 
-def test_residual_reaches_what_int8_alone_never_sends():
+@pytest.mark.parametrize(("codec", "limit"), [("int8", 127), ("int4", 7)])
+def test_residual_reaches_what_the_codec_alone_never_sends(codec, limit):
     """A value far below its block's scale is lost each time, but with the residual arrives on average."""
     x = np.zeros(128, np.float32)
-    x[0], x[1] = 1.0, 1e-3
-    alone, residual = Stream("int8", "none", 128), Stream("int8", "residual", 128)
+    x[0], x[1] = 1.0, 0.127 / limit
+    alone, residual = Stream(codec, "none", 128), Stream(codec, "residual", 128)
     lost, kept = (sum(stream.step(x)[1][1] for _ in range(100)) for stream in (alone, residual))
     assert lost == 0
-    assert kept == pytest.approx(0.1, abs=0.005)
+    assert kept == pytest.approx(12.7 / limit, abs=0.51 / limit * (1 + 2**-7))
 
 
-def test_residual_is_what_encoding_lost():
-    stream = Stream("int8", "residual", 200)
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+def test_residual_is_what_encoding_lost(codec):
+    stream = Stream(codec, "residual", 200)
     x = next(walk(200, 1))
     told, *_ = stream.step(x)
     assert stream.sender.residual.current.tobytes() == (x - told).tobytes()
 
 
 @pytest.mark.parametrize("dtype", ["f4", "f8"])
-@pytest.mark.parametrize("codec", ["fp16", "int8"])
+@pytest.mark.parametrize("codec", ["fp16", "int8", "int4"])
 def test_error_of_delta_does_not_grow(codec, dtype):
     stream = Stream(codec, "delta", 1000, dtype)
     errors = [np.abs(stream.step(x)[1] - x).max() for x in walk(1000, 200, dtype)]
@@ -198,16 +200,17 @@ def test_factor_is_zero_where_the_past_does_not_help():
     assert factors_of(opposite, opposite.step(-x)[2]).tolist() == [0, 0]
 
 
-def test_first_factor_is_zero():
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+def test_first_factor_is_zero(codec):
     """Without a past the message is the vector itself: a keyframe."""
-    stream, plain = Stream("int8", "delta", 300), Stream("int8", "none", 300)
+    stream, plain = Stream(codec, "delta", 300), Stream(codec, "none", 300)
     x = next(walk(300, 1))
     wire = stream.step(x)[2]
     assert wire == plain.step(x)[2] + b"\0\0"
 
 
-@pytest.mark.parametrize("codec", ["fp16", "int8"])
-def test_error_of_delta_shrinks_on_a_constant_signal(codec):
+@pytest.mark.parametrize(("codec", "gain"), [("fp16", 20), ("int8", 20), ("int4", 5)])
+def test_error_of_delta_shrinks_on_a_constant_signal(codec, gain):
     x = np.random.default_rng(6).standard_normal(512).astype("f4")
     stream = Stream(codec, "delta", 512)
     errors = []
@@ -215,7 +218,7 @@ def test_error_of_delta_shrinks_on_a_constant_signal(codec):
         _, got, wire, _ = stream.step(x)
         errors.append(np.abs(got - x).max())
     assert (factors_of(stream, wire) >= 14).all()
-    assert errors[1] < errors[0] / 20
+    assert errors[1] < errors[0] / gain
     assert errors[3] <= errors[1]
 
 
@@ -254,8 +257,9 @@ def test_golden_bytes_of_delta():
     assert np.frombuffer(wire[:-2], np.float32)[[0, 128, 256]] == pytest.approx([0, 0, -1], abs=1e-6)
 
 
-def test_short_messages_of_delta_are_refused():
-    memory = Delta(make_codec("int8"), 300)
+@pytest.mark.parametrize("codec", ["int8", "int4"])
+def test_short_messages_of_delta_are_refused(codec):
+    memory = Delta(make_codec(codec), 300)
     good = memory.max_nbytes
     for size in (0, 1, good - 1, good + 1):
         for decoder in (memory.decode, memory.decode_add):

@@ -1,10 +1,14 @@
+import typing
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 
 from mpitrain.codecs.memory import Delta
 from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.config.load import resolve
-from mpitrain.config.schema import ExchangeConfig, RuleConfig
+from mpitrain.config.schema import CodecName, ExchangeConfig, RuleConfig
+from mpitrain.config.validate import STOCHASTIC
 from mpitrain.errors import ConfigError
 from mpitrain.train.exchange import check_rules
 from mpitrain.train.runfolder import RunFolder
@@ -25,6 +29,14 @@ def test_a_rule_may_need_the_memory_that_a_raw_codec_does_not():
         resolve({"exchange": {"codec": "raw"}}, "test", ["exchange.memory=delta"])
 
 
+def test_the_configuration_knows_the_codecs():
+    """Names and abilities in config/ are those of codecs/, which lies above it."""
+    assert typing.get_args(CodecName) == tuple(CODECS)
+    for name in CODECS:
+        with nullcontext() if name in STOCHASTIC else pytest.raises(ConfigError):
+            make_codec(name, stochastic=True)
+
+
 def test_resume_and_overwrite_contradict_each_other(tmp_path):
     with pytest.raises(ConfigError, match="give one of them"):
         RunFolder(tmp_path).check_free(resume="newest", overwrite=True)
@@ -37,7 +49,7 @@ def test_a_wire_that_is_too_short_is_refused():
             codec.encode(x, np.zeros(codec.max_nbytes(300) - 1, np.uint8))
 
 
-@pytest.mark.parametrize("name", ["int8", "fp16"])
+@pytest.mark.parametrize("name", ["int8", "int4", "fp16"])
 def test_delta_forgets_what_overflows(name):
     """Beside the largest float32 a prediction may overflow; the step is rejected, and the next ones are not."""
     memory, largest = Delta(make_codec(name), 4), np.finfo(np.float32).max

@@ -1,0 +1,100 @@
+"""What the block-scaled codecs share: one bfloat16 scale for every 128 elements, then codes.
+
+Format: ceil(size / 128) uint16 (the bits of the scales, rounded up), then the codes; value = code · scale.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mpitrain.arrays import Bytes, Floats
+from mpitrain.codecs.base import Codec
+from mpitrain.errors import CodecError
+from mpitrain.kernels.quantize import BLOCK, count_bad_scales
+
+_SIGN_MASK: dict[np.dtype[np.floating[Any]], np.unsignedinteger[Any]] = {
+    np.dtype(np.float32): np.uint32(2**31 - 1),
+    np.dtype(np.float64): np.uint64(2**63 - 1),
+}
+
+
+class BlockKernels(NamedTuple):
+    """The loops of a codec, and the bits of its largest scale."""
+
+    encode: Callable[..., int]
+    encode_stochastic: Callable[..., int]
+    decode: Callable[..., None]
+    decode_add: Callable[..., None]
+    max_scale: int
+
+
+class BlockScaled(Codec):
+    """Codes with a scale for every block.
+
+    Parameters
+    ----------
+    stochastic : bool
+        Round at random to a neighbouring code so that the result is right on average (QSGD, Alistarh 2017);
+        otherwise to the nearest, which errs less and needs a residual memory.
+    """
+
+    block = BLOCK
+    kernels: ClassVar[BlockKernels]
+    code_type: ClassVar[type[np.integer[Any]]]
+
+    def __init__(self, dtype: npt.DTypeLike = np.float32, *, stochastic: bool = False) -> None:
+        super().__init__(dtype)
+        self.stochastic = stochastic
+
+    @abstractmethod
+    def code_nbytes(self, size: int) -> int:
+        """Return the bytes that the codes of ``size`` elements take."""
+
+    def are_codes(self, codes: npt.NDArray[Any], size: int) -> bool:
+        """Tell whether an encoder could have written these codes of ``size`` elements; what every byte can be."""
+        return True
+
+    def max_nbytes(self, size: int) -> int:
+        """Two bytes a block, and the codes."""
+        return 2 * -(-size // BLOCK) + self.code_nbytes(size)
+
+    nbytes = max_nbytes
+
+    def encode(self, x: Floats, wire: Bytes, key: int = 0, first: int = 0) -> tuple[int, int]:
+        """Quantize block by block."""
+        self.check_buffers(x, wire)
+        scales, codes = self._parts(wire, x.size)
+        mask = _SIGN_MASK[self.dtype]
+        bits = x.view(mask.dtype)
+        if self.stochastic:
+            key_a, key_b = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 & 0xFFFFFFFF)
+            start = np.uint32(first & 0xFFFFFFFF)
+            bad = self.kernels.encode_stochastic(x, bits, mask, scales, codes, key_a, key_b, start)
+        else:
+            bad = self.kernels.encode(x, bits, mask, scales, codes)
+        return self.max_nbytes(x.size), bad
+
+    def decode(self, wire: Bytes, out: Floats) -> None:
+        """Multiply the codes by their scales."""
+        self.kernels.decode(*self._open(wire, out.size), out)
+
+    def decode_add(self, wire: Bytes, acc: Floats) -> None:
+        """Multiply the codes by their scales and add them; ``acc`` is as before where the payload is refused."""
+        self.kernels.decode_add(*self._open(wire, acc.size), acc)
+
+    def _parts(self, wire: Bytes, size: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[Any]]:
+        split, end = 2 * -(-size // BLOCK), self.max_nbytes(size)
+        return wire[:split].view(np.uint16), wire[split:end].view(self.code_type)
+
+    def _open(self, wire: Bytes, size: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[Any]]:
+        self.check_size(wire, self.max_nbytes(size), size)
+        scales, codes = self._parts(wire, size)
+        bad = count_bad_scales(scales, np.uint32(self.kernels.max_scale))
+        if bad:
+            raise CodecError(f"codec {self.wire_id}: {bad} block scales that no encoder writes; the payload is damaged")
+        if not self.are_codes(codes, size):
+            raise CodecError(f"codec {self.wire_id}: a code that no encoder writes; the payload is damaged")
+        return scales, codes
