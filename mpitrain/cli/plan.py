@@ -53,7 +53,7 @@ def main(config: Path, ranks: int, overrides: list[str], *, measure: bool, outpu
             print(f"mpitrain: warning: {warning}", file=sys.stderr)
         costs = Costs(chosen, open_dataset(chosen.data, chosen.model.task, chosen.train.seed), measure)
         if chosen.parallel.cuts:
-            costs.replica(GridShape(1, chosen.parallel.pp, 1))  # refuses cuts that cannot be
+            costs.divider.replica(GridShape(1, chosen.parallel.pp, 1))  # refuses cuts that cannot be
         possible, refused = compare(costs, ranks)
         if output:
             _write(output, _records(costs, possible, refused))

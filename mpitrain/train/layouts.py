@@ -1,7 +1,8 @@
 """Every way to divide ranks into data, pipeline and tensor axes, and what a step of each costs; without MPI."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from msgspec import structs
@@ -9,11 +10,10 @@ from msgspec import structs
 from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.collectives.predicted import Sent, latencies
 from mpitrain.config.schema import Config
-from mpitrain.config.validate import chunks_of, micro_batches_of, refusal
+from mpitrain.config.validate import check_consistency, refusal
 from mpitrain.data.dataset import Dataset
 from mpitrain.data.sampler import Sampler
 from mpitrain.errors import ConfigError, DataError
-from mpitrain.parallel.cuts import check_cuts, cuts
 from mpitrain.parallel.prediction import (
     Ranks,
     Replica,
@@ -25,9 +25,11 @@ from mpitrain.parallel.prediction import (
     tensor_sent,
     tied_sent,
 )
-from mpitrain.parallel.units import CountingSplit, Unit, measured, units
+from mpitrain.parallel.units import Unit
 from mpitrain.params import Layout, Params
 from mpitrain.partition import GridShape
+from mpitrain.train.build import make_optimizer
+from mpitrain.train.division import Divider
 from mpitrain.train.exchange import group_of
 from mpitrain.train.model import make_model
 from mpitrain.train.predicted import predict_exchange, predict_memories
@@ -103,12 +105,24 @@ class Costs:
     config: Config
     dataset: Dataset
     measure: bool = False
-    _units: dict[tuple[object, ...], list[Unit]] = field(default_factory=dict)
+
+    @cached_property
+    def divider(self) -> Divider:
+        """Cuts the model."""
+        vocabulary = self.dataset.vocabulary
+        kind = np.min_scalar_type(vocabulary - 1) if vocabulary else FLOAT32
+        return Divider(
+            self.config,
+            lambda split: make_model(self.config, self.dataset, split),
+            self.dataset.input_shape,
+            kind,
+            self.measure,
+        )
 
     @property
     def units(self) -> list[Unit]:
         """Units of the whole model."""
-        return self._of_rank(0, 1)
+        return self.divider.units()
 
     @property
     def num_parameters(self) -> int:
@@ -123,8 +137,9 @@ class Costs:
         ConfigError, DataError
             Model or data cannot be divided like this.
         """
+        check_consistency(structs.replace(self.config, parallel=self.divider.parallel(shape)))
         shares, seen = self._shares(shape.dp)
-        replica = self.replica(shape)
+        replica = self.divider.replica(shape)
         axes = {
             "data": self._data(replica, shape.dp),
             "pipeline": self._pipeline(replica, shares),
@@ -133,42 +148,6 @@ class Costs:
         in_a_row = messages_in_a_row(replica, max(shares)) + latencies(self.config.exchange.collective, shape.dp)
         memory = max(self._memories(replica, shares, seen), key=lambda parts: sum(parts.values()))
         return LayoutCost(shape=shape, cuts=list(replica.cuts), axes=axes, in_a_row=in_a_row, memory=memory)
-
-    def replica(self, shape: GridShape) -> Replica:
-        """Cut the model; raises ConfigError."""
-        parallel = self.config.parallel
-        chunks = chunks_of(parallel, shape.pp)
-        found = [self._of_rank(rank, shape.tp) for rank in range(shape.tp)]
-        stages = shape.pp * chunks
-        given = parallel.cuts if shape.pp == parallel.pp else ()
-        return Replica(
-            units=found,
-            cuts=check_cuts(given, found[0], stages) if given else cuts(found[0], stages),
-            stages=shape.pp,
-            chunks=chunks,
-            schedule=parallel.schedule,
-            micro_batches=micro_batches_of(parallel, shape.pp),
-            split_loss=shape.tp > 1 and self.config.model.task == "lm",
-        )
-
-    def _of_rank(self, rank: int, tp: int) -> list[Unit]:
-        """List the units of a tensor rank; ranks that hold parts of the same shapes share them."""
-        split = CountingSplit(rank, tp, sequence=self.config.parallel.sequence)
-        chain = make_model(self.config, self.dataset, split)
-        start, stop = split.bounds(self.dataset.input_shape[0])
-        key = (tp, stop - start, *(spec.shape for spec in chain.specs()))
-        if key not in self._units:
-            vocabulary = self.dataset.vocabulary
-            kind = np.min_scalar_type(vocabulary - 1) if vocabulary else FLOAT32
-            found = units(chain, self.dataset.input_shape, kind, split)
-            if self.measure:
-                work = measured(chain, found, self.dataset.input_shape, kind) if tp == 1 else self._seconds()
-                found = [replace(unit, work=cost) for unit, cost in zip(found, work, strict=True)]
-            self._units[key] = found
-        return self._units[key]
-
-    def _seconds(self) -> list[float]:
-        return [unit.work for unit in self.units]
 
     def _shares(self, dp: int) -> tuple[list[int], list[int]]:
         """Count what every replica has of the first step's samples, and of all of them."""

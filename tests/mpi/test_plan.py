@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 
 from mpitrain.checkpoint.store import CheckpointStore
-from mpitrain.codecs.registry import make_codec
+from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.collectives.base import Transport
 from mpitrain.collectives.predicted import Sent
 from mpitrain.collectives.registry import make_reducer
 from mpitrain.comm.grid import ProcessGrid
 from mpitrain.config.load import resolve
 from mpitrain.config.validate import refusal
+from mpitrain.data.open import open_dataset
 from mpitrain.data.profiles import PROFILES
 from mpitrain.nn.layer import Context
 from mpitrain.nn.loss import cross_entropy
@@ -26,6 +27,7 @@ from mpitrain.parallel.units import CountingSplit, units
 from mpitrain.params import Layout, Params
 from mpitrain.partition import GridShape
 from mpitrain.train.exchange import SyncExchange, group_of
+from mpitrain.train.layouts import Costs
 from mpitrain.train.predicted import predict_exchange, predict_memories
 from mpitrain.train.run import train
 
@@ -48,7 +50,7 @@ MODELS = {
 EXCHANGES = [
     {"collective": collective, "codec": codec, "memory": memory}
     for collective, codec, memory in itertools.product(
-        ["native", "ring", "direct"], ["raw", "fp16", "int8"], ["none", "residual", "delta"]
+        ["native", "ring", "direct"], CODECS, ["none", "residual", "delta"]
     )
     if refusal(collective, codec, memory) is None
 ]
@@ -66,6 +68,8 @@ def test_a_training_sends_what_is_predicted(world, folder, monkeypatch, model):
         predicted = predict_exchange(chain.specs(), resolved.config.exchange, world.size)
         sent = [Sent(one["sent_bytes"], one["messages"]) for one in counted]
         assert sent == [one * STEPS for one in predicted], exchange
+        costs = Costs(resolved.config, open_dataset(resolved.config.data, "classify", resolved.config.train.seed))
+        assert sum(sent, Sent()) == costs.of(GridShape(world.size)).configured * STEPS, exchange
 
 
 def test_an_exchange_remembers_what_is_predicted(axis):
@@ -97,7 +101,7 @@ def model_of(form, split, stages):
     if form["model"] == "mlp":
         return Mlp(inputs=20, hidden=(12 * tp,) * (2 * stages), outputs=3, **rates), (20,), np.float32
     rates |= {"recompute": form.get("recompute", False), "tied": form.get("tied", False)}
-    shape = {"time": 7, "d_model": 8 * tp, "blocks": 2 * stages, "heads": 2 * tp, "d_ff": 12 * tp}
+    shape = {"time": 7, "d_model": 8 * tp, "blocks": stages, "heads": 2 * tp, "d_ff": 12 * tp}
     if form["model"] == "lm":
         return Transformer(task="lm", vocabulary=TOKENS, outputs=TOKENS, **shape, **rates), (7,), np.int64
     return Transformer(task="classify", features=20, outputs=3, **shape, **rates), (7, 20), np.float32
