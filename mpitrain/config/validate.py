@@ -43,12 +43,12 @@ def memory_of(exchange: ExchangeConfig) -> MemoryName:
 
 def micro_batches_of(parallel: ParallelConfig, pp: int) -> int:
     """Resolve the number of micro-batches where it is left out, for a pipeline of ``pp`` stages."""
-    return parallel.micro_batches or (4 * pp if pp > 1 else 1)
+    return parallel.micro_batches or (MICRO_BATCHES_A_STAGE * pp if pp > 1 else 1)
 
 
 def chunks_of(parallel: ParallelConfig, pp: int) -> int:
     """Resolve the number of pieces of the model that each of ``pp`` stages holds."""
-    return parallel.chunks or 2 if parallel.schedule == "interleaved" and pp > 1 else 1
+    return (parallel.chunks or 2) if parallel.schedule == "interleaved" and pp > 1 else 1
 
 
 def _is_lossy(exchange: ExchangeConfig) -> bool:
@@ -111,8 +111,8 @@ def with_derived(config: Config) -> Config:
         data=structs.replace(data, stride=data.stride or data.window),
         parallel=structs.replace(
             parallel,
-            micro_batches=parallel.micro_batches or (1 if parallel.pp == 1 else MICRO_BATCHES_A_STAGE * parallel.pp),
-            chunks=(parallel.chunks or 2) if parallel.schedule == "interleaved" and parallel.pp > 1 else 1,
+            micro_batches=micro_batches_of(parallel, parallel.pp),
+            chunks=chunks_of(parallel, parallel.pp),
             gradient_codec=parallel.gradient_codec or parallel.codec,
         ),
         exchange=structs.replace(config.exchange, memory=memory_of(config.exchange)),

@@ -20,6 +20,7 @@ from mpitrain.nn.loss import RowStatistics
 from mpitrain.parallel.accounting import Ledger
 from mpitrain.parallel.cuts import pieces
 from mpitrain.parallel.schedule import Action, Plan, plan, simulate
+from mpitrain.parallel.shared import TENSOR, holders
 from mpitrain.parallel.units import Swap, Unit
 from mpitrain.params import ParamSpec
 from mpitrain.partition import bounds, split_sizes
@@ -78,6 +79,11 @@ class Replica:
         held = self.held(stage, tensor_rank)
         return list(dict.fromkeys(spec for chunk in held for unit in chunk for spec in unit.specs))
 
+    def holders(self, stage: int, tensor_rank: int) -> dict[str, str]:
+        """Name the tensors of a rank that others hold, too: see `mpitrain.parallel.shared.holders`."""
+        stages = [[spec.name for spec in self.specs(each, tensor_rank)] for each in range(self.stages)]
+        return holders(self.specs(stage, tensor_rank), stages, self.tp)
+
     def parts(self, samples: int) -> list[int]:
         """Cut a share of a batch into micro-batches."""
         return split_sizes(samples, max(1, min(self.micro_batches, samples)))
@@ -121,12 +127,17 @@ def tied_sent(replica: Replica) -> Ranks:
     """Predict what keeps tied parameters equal: their gradients are summed, raw, over the stages that hold them."""
     sent = [[Sent()] * replica.tp for _ in range(replica.stages)]
     for place in range(replica.tp):
-        holders: dict[ParamSpec, list[int]] = {}
+        labels: dict[str, list[int]] = {}
+        sizes: dict[str, int] = {}
         for stage in range(replica.stages):
-            for spec in replica.specs(stage, place):
-                holders.setdefault(spec, []).append(stage)
-        for spec, stages in holders.items():
-            for stage, more in zip(stages, sent_for_sum("direct", RAW, "none", spec.size, len(stages)), strict=True):
+            held = replica.holders(stage, place)
+            for label in dict.fromkeys(held.values()):
+                if label != TENSOR:
+                    labels.setdefault(label, []).append(stage)
+                    sizes[label] = sum(s.size for s in replica.specs(stage, place) if held.get(s.name) == label)
+        for label, stages in labels.items():
+            sums = sent_for_sum("direct", RAW, "none", sizes[label], len(stages))
+            for stage, more in zip(stages, sums, strict=True):
                 sent[stage][place] += more
     return sent
 
@@ -149,11 +160,12 @@ def tensor_sent(replica: Replica, samples: int, codec: Codec) -> Ranks:
     return result
 
 
-def partial_sent(replica: Replica) -> Ranks:
-    """Predict what makes partial gradients whole: they are summed, raw and in one vector, over the tensor axis."""
+def replicated_sent(replica: Replica) -> Ranks:
+    """Predict what keeps equal the tensors that the tensor axis does not split: raw sums of their gradients over it."""
     result = []
     for stage in range(replica.stages):
-        size = sum(spec.size for spec in replica.specs(stage, 0) if spec.partial)
+        held = replica.holders(stage, 0)
+        size = sum(spec.size for spec in replica.specs(stage, 0) if held.get(spec.name) == TENSOR)
         result.append(sent_for_sum("direct", RAW, "none", size, replica.tp))
     return result
 
@@ -187,7 +199,7 @@ def messages_in_a_row(replica: Replica, samples: int) -> int:
     forward = max(sum(LATENCIES[swap.kind] for unit in piece for swap in unit.forward_swaps) for piece in virtual)
     backward = max(sum(LATENCIES[swap.kind] for unit in piece for swap in unit.backward_swaps) for piece in virtual)
     way = simulate(replica.plan(samples), forward + replica.split_loss, backward, message_s=1)
-    sums = [sent for stage in (*tied_sent(replica), *partial_sent(replica)) for sent in stage]
+    sums = [sent for stage in (*tied_sent(replica), *replicated_sent(replica)) for sent in stage]
     return round(way.makespan_s) + LATENCIES["sum"] * any(sent.messages for sent in sums)
 
 

@@ -50,25 +50,22 @@ class SharedTensors:
     Attributes
     ----------
     holders : dict
-        For every shared tensor, a label that is the same for all tensors with the same holders, on all of them.
+        For every shared tensor, a label: see `holders`.
+    groups : dict
+        Tensors with the same holders, by that label.
     """
 
     def __init__(self, grid: ProcessGrid, specs: Sequence[ParamSpec]) -> None:
-        self.groups: dict[str, Shared] = {}
-        self.holders: dict[str, str] = {}
         stages = cast(list[list[str]], gather(grid.pipeline, [spec.name for spec in specs]))
+        self.holders = holders(specs, stages, grid.tensor.size)
+        axes: dict[str, Axis | None] = {TENSOR: grid.tensor}
         for on in _tied_stages(stages):
-            axis = grid.among(grid.pipeline, on, "pipeline (stages that share a tensor)")
-            names = [name for name in stages[on[0]] if _stages_of(name, stages) == on]
-            if axis is not None:
-                self._add(f"stages {', '.join(map(str, on))}", axis, [spec for spec in specs if spec.name in names])
-        whole = [spec for spec in specs if spec.shard is None and spec.name not in self.holders]
-        if grid.tensor.size > 1 and whole:
-            self._add(TENSOR, grid.tensor, whole)
-
-    def _add(self, label: str, axis: Axis, specs: list[ParamSpec]) -> None:
-        self.groups[label] = Shared(axis, specs)
-        self.holders.update({spec.name: label for spec in specs})
+            axes[_label(on)] = grid.among(grid.pipeline, on, "pipeline (stages that share a tensor)")
+        self.groups: dict[str, Shared] = {}
+        for label, axis in axes.items():
+            members = [spec for spec in specs if self.holders.get(spec.name) == label]
+            if axis is not None and members:
+                self.groups[label] = Shared(axis, members)
 
     def counts(self, name: str) -> bool:
         """Tell whether this rank counts the tensor in sums over the replica: one of its holders does."""
@@ -76,11 +73,42 @@ class SharedTensors:
         return label is None or self.groups[label].axis.rank == 0
 
 
-def _stages_of(name: str, stages: list[list[str]]) -> tuple[int, ...]:
+def holders(specs: Sequence[ParamSpec], stages: Sequence[Sequence[str]], tp: int) -> dict[str, str]:
+    """Find the tensors of a rank that others of its replica hold, too.
+
+    Parameters
+    ----------
+    specs : list of ParamSpec
+        Tensors of the rank.
+    stages : list of list of str
+        Names of the tensors of every stage.
+    tp : int
+        Ranks of the tensor axis.
+
+    Returns
+    -------
+    dict
+        By name a label, the same for all tensors with the same holders, on all of them.
+    """
+    found: dict[str, str] = {}
+    for spec in specs:
+        on = _stages_of(spec.name, stages)
+        if len(on) > 1:
+            found[spec.name] = _label(on)
+        elif tp > 1 and spec.shard is None:
+            found[spec.name] = TENSOR
+    return found
+
+
+def _label(stages: tuple[int, ...]) -> str:
+    return f"stages {', '.join(map(str, stages))}"
+
+
+def _stages_of(name: str, stages: Sequence[Sequence[str]]) -> tuple[int, ...]:
     return tuple(stage for stage, names in enumerate(stages) if name in names)
 
 
-def _tied_stages(stages: list[list[str]]) -> list[tuple[int, ...]]:
+def _tied_stages(stages: Sequence[Sequence[str]]) -> list[tuple[int, ...]]:
     """List the different sets of stages that hold some tensor together."""
     sets = {_stages_of(name, stages) for names in stages for name in names}
     return sorted(on for on in sets if len(on) > 1)

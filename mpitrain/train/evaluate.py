@@ -48,6 +48,7 @@ def evaluate(parts: Parts) -> Score:
     chunk = -(-CHUNK_ROWS // parts.dataset.input_shape[0])
     for start in range(0, len(parts.test_part), chunk):
         sums += _forward(parts, parts.dataset.test(parts.test_part[start : start + chunk]))
+    parts.traffic_inside()  # what an evaluation sends is not part of any step
     counted = sums if parts.grid.tensor.rank == 0 else np.zeros(3)
     everywhere = NumberGather(parts.grid.world, counted, timeout_s=parts.config.network.peer_timeout_s)
     return score(parts.config.model.task, *everywhere.wait().sum_in_order())

@@ -91,9 +91,10 @@ def plan_buckets(layout: Layout, bucket_mb: float | None, shared: Collection[str
     return buckets
 
 
-def stream_of(group: str, config: ExchangeConfig, dtype: npt.DTypeLike) -> tuple[Codec, str]:
-    """Choose the codec and the memory of the buckets of a group, which is named after its codec."""
-    codec = make_codec(group, dtype, stochastic=group in STOCHASTIC and config.rounding == "stochastic")
+def stream_of(spec: ParamSpec, config: ExchangeConfig, dtype: npt.DTypeLike) -> tuple[Codec, str]:
+    """Choose the codec and the memory of the bucket that begins with a tensor."""
+    name = codec_of(spec, config)
+    codec = make_codec(name, dtype, stochastic=name in STOCHASTIC and config.rounding == "stochastic")
     return codec, "none" if codec.wire_id == "raw" else str(config.memory)
 
 
@@ -131,7 +132,7 @@ class SyncExchange:
         self._states: list[BucketState] = []
         self._bucket_of: dict[str, int] = {}
         for index, segments in enumerate(self._segments):
-            codec, memory = stream_of(codec_of(segments[0].spec, config), config, grads.flat.dtype)
+            codec, memory = stream_of(segments[0].spec, config, grads.flat.dtype)
             bucket = Bucket(grads.flat[segments[0].start : segments[-1].stop], index)
             self._states.append(reducer.open(bucket, codec, memory))
             self._bucket_of.update({segment.spec.name: index for segment in segments})

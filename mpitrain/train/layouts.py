@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import numpy as np
 from msgspec import structs
@@ -19,9 +19,9 @@ from mpitrain.parallel.prediction import (
     Replica,
     activation_bytes,
     messages_in_a_row,
-    partial_sent,
     pipeline_sent,
     reference_bytes,
+    replicated_sent,
     tensor_sent,
     tied_sent,
 )
@@ -31,7 +31,7 @@ from mpitrain.partition import GridShape
 from mpitrain.train.build import make_optimizer
 from mpitrain.train.division import Divider
 from mpitrain.train.exchange import group_of
-from mpitrain.train.model import make_model
+from mpitrain.train.model import input_dtype, make_model
 from mpitrain.train.predicted import predict_exchange, predict_memories
 
 FLOAT32 = np.dtype(np.float32)
@@ -109,15 +109,8 @@ class Costs:
     @cached_property
     def divider(self) -> Divider:
         """Cuts the model."""
-        vocabulary = self.dataset.vocabulary
-        kind = np.min_scalar_type(vocabulary - 1) if vocabulary else FLOAT32
-        return Divider(
-            self.config,
-            lambda split: make_model(self.config, self.dataset, split),
-            self.dataset.input_shape,
-            kind,
-            self.measure,
-        )
+        build = partial(make_model, self.config, self.dataset)
+        return Divider(self.config, build, self.dataset.input_shape, input_dtype(self.dataset), self.measure)
 
     @property
     def units(self) -> list[Unit]:
@@ -172,8 +165,9 @@ class Costs:
             if refusal(exchange.collective, codec, "none"):
                 return None
             chosen = structs.replace(exchange, codec=codec)
-            holders = [(stage, rank) for stage in range(replica.stages) for rank in range(replica.tp)]
-            return _total([predict_exchange(replica.specs(*holder), chosen, dp) for holder in holders])
+            places = [(stage, rank) for stage in range(replica.stages) for rank in range(replica.tp)]
+            parts = [(replica.specs(*place), replica.holders(*place)) for place in places]
+            return _total([predict_exchange(specs, chosen, dp, held) for specs, held in parts])
 
         return AxisCost({codec: sent(codec) for codec in CODECS}, sent(exchange.codec) or Sent())
 
@@ -192,7 +186,7 @@ class Costs:
     def _tensor(self, replica: Replica, shares: Sequence[int]) -> AxisCost:
         def sent(codec: str) -> Sent:
             swaps = [row for samples in shares for row in tensor_sent(replica, samples, make_codec(codec))]
-            return _total([*swaps, *partial_sent(replica) * len(shares)])
+            return _total([*swaps, *replicated_sent(replica) * len(shares)])
 
         return AxisCost({codec: sent(codec) for codec in CODECS}, sent(self.config.parallel.tensor_codec))
 
@@ -203,8 +197,8 @@ class Costs:
         for stage in range(replica.stages):
             for rank in range(replica.tp):
                 specs = replica.specs(stage, rank)
-                parameters = Layout(specs, group_of(exchange)).size * FLOAT32.itemsize
-                remembered = predict_memories(specs, exchange, len(shares))
+                parameters = Layout(specs, group_of(exchange, replica.holders(stage, rank))).size * FLOAT32.itemsize
+                remembered = predict_memories(specs, exchange, len(shares), replica.holders(stage, rank))
                 for samples, of_all, codecs in sorted({*zip(shares, seen, remembered, strict=True)}):
                     references = reference_bytes(replica, samples, of_all, budget, stage, rank)
                     yield {

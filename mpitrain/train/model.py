@@ -1,6 +1,7 @@
 """From a configuration to the model: whole, and the part of it that this rank holds."""
 
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 
 import numpy as np
@@ -12,9 +13,9 @@ from mpitrain.data.dataset import Dataset
 from mpitrain.nn.layer import Chain
 from mpitrain.nn.models import Mlp, Transformer
 from mpitrain.nn.split import WHOLE, TensorSplit
-from mpitrain.parallel.cuts import check_cuts, cuts, stage_layers
-from mpitrain.parallel.units import Unit, units
+from mpitrain.parallel.cuts import cut_shapes, stage_layers
 from mpitrain.partition import GridShape
+from mpitrain.train.division import Divider
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,7 @@ def make_model(config: Config, dataset: Dataset, split: TensorSplit = WHOLE) -> 
         causal=model.causal,
         dropout=model.dropout,
         split=split,
-        tied=model.tied,
+        tied=model.tied and model.task == "lm",
         recompute=config.parallel.recompute,
     )
 
@@ -83,14 +84,9 @@ def make_small_model(config: Config, dataset: Dataset) -> Chain:
     return make_model(structs.replace(config, model=small), dataset)
 
 
-def units_of(config: Config, dataset: Dataset, split: TensorSplit = WHOLE) -> list[Unit]:
-    """Count what the model can be cut into."""
-    return units(make_model(config, dataset, split), dataset.input_shape, input_dtype(dataset))
-
-
 def input_dtype(dataset: Dataset) -> npt.DTypeLike:
     """Return the type of a model's input: floats, or tokens."""
-    return np.uint8 if dataset.vocabulary else np.float32
+    return np.min_scalar_type(dataset.vocabulary - 1) if dataset.vocabulary else np.float32
 
 
 def make_part(config: Config, dataset: Dataset, shape: GridShape, rank: int, split: TensorSplit) -> Part:
@@ -108,17 +104,14 @@ def make_part(config: Config, dataset: Dataset, shape: GridShape, rank: int, spl
     ConfigError
         More stages than the model has units, or cuts that do not fit it.
     """
-    _, stage, tp = shape.coordinates(rank)
-    chunks = config.parallel.chunks or 1
-    pieces = shape.pp * chunks
-    whole = units_of(config, dataset)
-    given = config.parallel.cuts
-    chosen = check_cuts(given, whole, pieces) if given else cuts(whole, pieces)
-    # The same layers however they are split: what is counted on the whole model holds for the parts.
-    here = units_of(config, dataset, TensorSplit(tp, shape.tp, sequence=config.parallel.sequence))
+    _, stage, place = shape.coordinates(rank)
+    divider = Divider(config, partial(make_model, config, dataset), dataset.input_shape, input_dtype(dataset))
+    replica = divider.replica(shape)
+    here = replica.units[place]
+    pieces = stage_layers(make_model(config, dataset, split), here, replica.cuts, shape.pp, replica.chunks)
     return Part(
-        chunks=stage_layers(make_model(config, dataset, split), here, chosen, shape.pp, chunks)[stage],
-        cuts=chosen,
-        cut_shapes=[here[cut - 1].output_shape for cut in chosen],
-        sizes={spec.name: spec.size for unit in whole for spec in unit.specs},
+        chunks=pieces[stage],
+        cuts=list(replica.cuts),
+        cut_shapes=cut_shapes(here, replica.cuts),
+        sizes={spec.name: spec.size for unit in divider.units() for spec in unit.specs},
     )

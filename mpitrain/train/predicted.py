@@ -1,6 +1,6 @@
 """What the exchange of gradients will cost and remember, from the parameters' shapes alone."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +11,16 @@ from mpitrain.config.schema import ExchangeConfig
 from mpitrain.params import Layout, ParamSpec
 from mpitrain.train.exchange import group_of, plan_buckets, stream_of
 
+NOBODY: Mapping[str, str] = {}
+"""No tensor is held by other ranks of the replica."""
+
 
 def predict_exchange(
-    specs: Sequence[ParamSpec], config: ExchangeConfig, ranks: int, dtype: npt.DTypeLike = np.float32
+    specs: Sequence[ParamSpec],
+    config: ExchangeConfig,
+    ranks: int,
+    held: Mapping[str, str] = NOBODY,
+    dtype: npt.DTypeLike = np.float32,
 ) -> list[Sent]:
     """Predict what every rank of a data axis sends in a step.
 
@@ -25,29 +32,35 @@ def predict_exchange(
         With its memory resolved.
     ranks : int
         Of the data axis.
+    held : mapping
+        Labels of the tensors that other ranks of the replica hold, too.
     """
     sent = [Sent()] * ranks
-    for codec, memory, size in _buckets(specs, config, dtype):
+    for codec, memory, size in _buckets(specs, config, held, dtype):
         bucket = sent_for_sum(config.collective, codec, memory, size, ranks)
         sent = [before + more for before, more in zip(sent, bucket, strict=True)]
     return sent
 
 
 def predict_memories(
-    specs: Sequence[ParamSpec], config: ExchangeConfig, ranks: int, dtype: npt.DTypeLike = np.float32
+    specs: Sequence[ParamSpec],
+    config: ExchangeConfig,
+    ranks: int,
+    held: Mapping[str, str] = NOBODY,
+    dtype: npt.DTypeLike = np.float32,
 ) -> list[int]:
     """Predict the bytes that every rank of a data axis remembers from step to step; arguments as above."""
     nbytes = [0] * ranks
-    for codec, memory, size in _buckets(specs, config, dtype):
+    for codec, memory, size in _buckets(specs, config, held, dtype):
         elements = memory_elements(config.collective, memory, size, ranks, codec.block)
         nbytes = [total + more * codec.dtype.itemsize for total, more in zip(nbytes, elements, strict=True)]
     return nbytes
 
 
 def _buckets(
-    specs: Sequence[ParamSpec], config: ExchangeConfig, dtype: npt.DTypeLike
+    specs: Sequence[ParamSpec], config: ExchangeConfig, held: Mapping[str, str], dtype: npt.DTypeLike
 ) -> Iterator[tuple[Codec, str, int]]:
     """Yield codec, memory and elements of the buckets of an exchange."""
-    layout = Layout(list(specs), group_of(config))
-    for segments in plan_buckets(layout, config.bucket_mb):
-        yield *stream_of(segments[0].group, config, dtype), segments[-1].stop - segments[0].start
+    layout = Layout(list(specs), group_of(config, held))
+    for segments in plan_buckets(layout, config.bucket_mb, held):
+        yield *stream_of(segments[0].spec, config, dtype), segments[-1].stop - segments[0].start
