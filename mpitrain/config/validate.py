@@ -109,12 +109,7 @@ def with_derived(config: Config) -> Config:
         config,
         model=structs.replace(model, d_ff=model.d_ff or 4 * model.d_model),
         data=structs.replace(data, stride=data.stride or data.window),
-        parallel=structs.replace(
-            parallel,
-            micro_batches=micro_batches_of(parallel, parallel.pp),
-            chunks=chunks_of(parallel, parallel.pp),
-            gradient_codec=parallel.gradient_codec or parallel.codec,
-        ),
+        parallel=structs.replace(parallel, gradient_codec=parallel.gradient_codec or parallel.codec),
         exchange=structs.replace(config.exchange, memory=memory_of(config.exchange)),
     )
 

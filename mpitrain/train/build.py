@@ -12,6 +12,7 @@ from mpitrain.collectives.registry import make_reducer
 from mpitrain.comm.agreement import agree, first_on_node, same_everywhere, sum_arrays
 from mpitrain.comm.grid import Axis, ProcessGrid
 from mpitrain.config.schema import Config, DataConfig, OptimConfig
+from mpitrain.config.validate import micro_batches_of
 from mpitrain.data.dataset import Dataset, combine_moments
 from mpitrain.data.loader import Loader
 from mpitrain.data.open import open_dataset
@@ -141,9 +142,7 @@ def build(
         On all ranks, if the data cannot be read or the configuration does not fit it on any.
     """
     dataset, sampler, test_part = agree(grid.world, lambda: _open_data(config, grid.data))
-    names: list[object] = [dataset.feature_names, dataset.class_names, dataset.content]
-    shape = [dataset.train_group_sizes, dataset.num_test, *names]
-    same_everywhere(grid.world, shape, "the data sets (training groups, test samples, features, classes, values)")
+    _check_same_data(grid.world, dataset)
     known = learned or _learn(dataset, grid.data, config.data)
     agree(grid.world, lambda: _take_over(dataset, known, config.data))
     optimizer = make_optimizer(config.optim)
@@ -159,13 +158,8 @@ def build(
     reducer = make_reducer(config.exchange.collective, grid.data, transport)
     exchange = SyncExchange(reducer, grads, config.exchange, seed=config.train.seed, shared=shared.holders)
     agree(grid.world, lambda: check_rules(part.sizes, config.exchange))
-    loss = TaskLoss(
-        task=config.model.task,
-        label_smoothing=config.model.label_smoothing,
-        class_weights=_class_weights(config, dataset, sampler, grid.data),
-        split=tensor,
-        vocabulary=dataset.num_outputs,
-    )
+    model = config.model
+    weights = _class_weights(config, dataset, sampler, grid.data)
     return Parts(
         config=config,
         grid=grid,
@@ -184,7 +178,7 @@ def build(
         optimizer_state=optimizer.init(params),
         schedule=make_schedule(config.optim, config.train.steps),
         exchange=exchange,
-        loss=loss,
+        loss=TaskLoss(model.task, tensor, dataset.num_outputs, model.label_smoothing, weights),
         learned=known,
     )
 
@@ -195,7 +189,7 @@ def _pipeline(
     parallel = config.parallel
     settings = PipelineSettings(
         schedule=parallel.schedule,
-        micro_batches=parallel.micro_batches or 1,
+        micro_batches=micro_batches_of(parallel, axis.size),
         codec=parallel.codec,
         gradient_codec=parallel.gradient_codec or parallel.codec,
         memory=parallel.memory,
@@ -218,6 +212,12 @@ def _open_data(config: Config, data_axis: Axis) -> tuple[Dataset, Sampler, Ints]
     test_part = split_test(dataset.num_test, data_axis.size, data_axis.rank)
     dataset.load(sampler.owned, test_part)
     return dataset, sampler, test_part
+
+
+def _check_same_data(world: Axis, dataset: Dataset) -> None:
+    names: list[object] = [dataset.feature_names, dataset.class_names, dataset.content]
+    shape = [dataset.train_group_sizes, dataset.num_test, *names]
+    same_everywhere(world, shape, "the data sets (training groups, test samples, features, classes, values)")
 
 
 def _learn(dataset: Dataset, axis: Axis, data: DataConfig) -> Learned:

@@ -14,6 +14,7 @@ from mpitrain.comm.grid import Axis
 from mpitrain.comm.machine import Level, shared_memory_findings
 from mpitrain.config.load import Resolved
 from mpitrain.config.schema import Config, TrainConfig
+from mpitrain.config.validate import chunks_of, micro_batches_of
 from mpitrain.errors import ConfigError
 from mpitrain.partition import GridShape
 from mpitrain.train.build import Learned
@@ -25,10 +26,16 @@ from mpitrain.train.summary import describe
 
 
 def fit_grid(resolved: Resolved, world: Axis) -> tuple[Resolved, GridShape]:
-    """Fill in the ranks of the data axis."""
+    """Fill in what follows from the number of ranks and stages."""
     parallel = resolved.config.parallel
     shape = agree(world, lambda: GridShape.fit(world.size, parallel.dp, parallel.pp, parallel.tp))
-    config = structs.replace(resolved.config, parallel=structs.replace(parallel, dp=shape.dp))
+    parallel = structs.replace(
+        parallel,
+        dp=shape.dp,
+        micro_batches=micro_batches_of(parallel, shape.pp),
+        chunks=chunks_of(parallel, shape.pp),
+    )
+    config = structs.replace(resolved.config, parallel=parallel)
     return Resolved(config, resolved.sources), shape
 
 

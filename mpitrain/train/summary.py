@@ -83,7 +83,7 @@ def describe(parts: Parts) -> list[str]:
 
 
 def _micro_batches(parts: Parts) -> str:
-    number = parts.config.parallel.micro_batches or 1
+    number = parts.pipeline.settings.micro_batches
     return "nothing accumulated" if number == 1 else f"up to {number} micro-batches a rank"
 
 

@@ -48,7 +48,7 @@ def test_bytes_by_hand(config):
     """20 inputs, two hidden layers of 8, 6 classes: 294 parameters in tensors so small that they are one bucket."""
     found, layouts, refused = planned(config, 2)
     assert [(unit["name"], unit["parameters"]) for unit in found] == [("hidden.0", 168), ("hidden.1", 72), ("head", 54)]
-    assert list(layouts) == [(1, 1, 2), (1, 2, 1), (2, 1, 1)]
+    assert list(layouts) == [(1, 2, 1), (1, 1, 2), (2, 1, 1)]
     assert refused == {}
     data, cut, split = layouts[2, 1, 1], layouts[1, 2, 1], layouts[1, 1, 2]
     # Each half to its owner and back.
@@ -58,9 +58,10 @@ def test_bytes_by_hand(config):
     # Eight micro-batches of 12 samples, 8 values each, there and back.
     assert cut["pipeline_raw_bytes"] == 2 * (8 * 16 + 12 * 8 * 4)
     assert cut["pipeline_messages"] == 2 * 8
-    # One sum of 8 values a sample forward; nobody needs the gradient by the input, and the head is whole.
-    assert split["tensor_raw_bytes"] == 2 * (4 * 12 * 8 + 2 * 16)
-    assert (data["messages_in_a_row"], split["messages_in_a_row"]) == (2, 2)
+    # One sum of 8 values a sample forward; nobody needs the gradient by the input. The head and a bias are whole, and
+    # their gradients are made equal by another sum.
+    assert split["tensor_raw_bytes"] == 2 * (4 * 12 * 8 + 2 * 16) + 2 * (4 * (54 + 8) + 2 * 16)
+    assert (data["messages_in_a_row"], split["messages_in_a_row"]) == (2, 4)
     for layout in layouts.values():
         assert {f"{axis}_{codec}_bytes" for axis in ("data", "pipeline", "tensor") for codec in CODECS} <= layout.keys()
 
@@ -138,7 +139,7 @@ def test_the_table_is_plain_text(config, capsys):
     verdict = [line for line in lines if line.startswith("A model over ")]
     assert verdict == [
         "A model over 2 ranks sends 0.001 MB raw where it is cut between layers (pp), 0.001 MB where it is cut inside "
-        "them (tp): 0.8 times as much."
+        "them (tp): 1.7 times as much."
     ]
 
 

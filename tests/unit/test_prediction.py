@@ -12,9 +12,9 @@ from mpitrain.parallel.prediction import (
     Replica,
     activation_bytes,
     messages_in_a_row,
-    partial_sent,
     pipeline_sent,
     reference_bytes,
+    replicated_sent,
     swap_sent,
     tensor_sent,
     tied_sent,
@@ -110,7 +110,7 @@ def test_tensor_ranks_of_a_whole_step():
     assert second == [Sent(5 * one[0] + 3 * 6 * 5 * 8, 5 * 2 * 2 + 2)] * 2
 
 
-def test_tied_and_partial_gradients():
+def test_gradients_of_tensors_that_several_ranks_hold():
     found = transformer(2, sequence=True, tied=True)
     replica = Replica(units=[found, transformer(2, 1, sequence=True, tied=True)], cuts=[2, 4], stages=3)
     rows = [5, 4]  # of nine tokens
@@ -118,9 +118,9 @@ def test_tied_and_partial_gradients():
     assert [rows[place] * 8 for place in range(2)] == [40, 32]
     tied = tied_sent(replica)
     assert tied == [[Sent(sum(message[place]), 2) for place in range(2)], [Sent()] * 2, tied[0]]
-    partial = 2 * (4 * 8 + 2 * 8)  # of two blocks: two norms, two biases
-    assert [row[0].messages for row in partial_sent(replica)] == [0, 2, 0]
-    assert partial_sent(replica)[1][0].nbytes == 2 * 16 + 4 * partial
+    whole = [6 * 8, 2 * (4 * 8 + 2 * 8), 2 * 8]  # positions; of two blocks two norms, two biases; the last norm
+    assert [row[0].messages for row in replicated_sent(replica)] == [2, 2, 2]
+    assert [row[0].nbytes for row in replicated_sent(replica)] == [2 * 16 + 4 * size for size in whole]
     together = replace(replica, cuts=[], stages=1)
     assert tied_sent(together) == [[Sent()] * 2]
     assert len(together.specs(0, 0)) == len({spec.name for spec in together.specs(0, 0)})
@@ -143,8 +143,9 @@ def test_messages_in_a_row(schedule, micro_batches, expected):
 
 def test_swaps_follow_each_other_too():
     found = [transformer(2), transformer(2, 1)]
-    assert messages_in_a_row(Replica(units=found, cuts=[], stages=1), 4) == 2 * 5 + 2 * 5
-    assert messages_in_a_row(Replica(units=found, cuts=[], stages=1, split_loss=True), 4) == 2 * 5 + 2 * 5 + 1
+    swaps, replicated = 2 * 5 + 2 * 5, 2
+    assert messages_in_a_row(Replica(units=found, cuts=[], stages=1), 4) == swaps + replicated
+    assert messages_in_a_row(Replica(units=found, cuts=[], stages=1, split_loss=True), 4) == swaps + replicated + 1
     assert messages_in_a_row(Replica(units=[transformer(1)], cuts=[], stages=1), 4) == 0
 
 
