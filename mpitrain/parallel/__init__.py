@@ -1,1 +1,1 @@
-"""Model parallelism: layers split over the tensor axis, the chain of layers cut over the pipeline axis."""
+"""Models that are split over ranks: within layers (tensor), between layers (pipeline), and both."""
