@@ -91,6 +91,7 @@ WRONG = {
     "a piece of another dimension": pieces([0, [0], [2]]),
     "a piece that ends before it starts": pieces([0, [2, 0], [0, 3]]),
     "a piece beyond the tensor": pieces([0, [0, 0], [2, 4]]),
+    "a piece elsewhere": pieces([0, [0, 0], [1, 3]], [0, [5, 0], [6, 3]]),
     "a tensor that is not whole": pieces([0, [0, 0], [1, 3]]),
     "pieces that overlap": pieces([0, [0, 0], [2, 2]], [0, [0, 1], [2, 3]]),
     "text for a shape": pieces([0, [0, 0], [2, 3]], shape="23"),

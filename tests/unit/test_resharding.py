@@ -101,6 +101,9 @@ def test_writers_share_the_load():
     assert records["mine"].pieces[0].rank == 0
     assert abs(loads[0] - loads[1]) <= 2000
     assert records == assign_pieces([list(reversed(one)) for one in claims])
+    big, small = {"big": np.zeros(100, np.float32)}, {"small": np.zeros(90, np.float32)}
+    records = assign_pieces([claims_of("tensors", big | small, {}), claims_of("tensors", big, {})])
+    assert {name: record.pieces[0].rank for name, record in records.items()} == {"small": 0, "big": 1}
     stages = GridShape(4, 2, 1)
     for rank, shard in enumerate(saved(stages, whole_tensors())[1]):
         assert shard, f"rank {rank} writes nothing"
