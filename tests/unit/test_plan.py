@@ -138,8 +138,8 @@ def test_the_table_is_plain_text(config, capsys):
     assert together == pytest.approx(data + pipeline, abs=0.0015)
     verdict = [line for line in lines if line.startswith("A model over ")]
     assert verdict == [
-        "A model over 2 ranks sends 0.001 MB raw where it is cut between layers (pp), 0.001 MB where it is cut inside "
-        "them (tp): 1.7 times as much."
+        "A model over 2 ranks sends 0.001 MB raw where it is cut between layers (pp), 0.002 MB where it is cut inside "
+        "them (tp): 1.8 times as much."
     ]
 
 
