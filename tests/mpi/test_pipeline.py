@@ -234,7 +234,9 @@ def test_values_that_are_not_finite_reach_every_stage(comm, value, codec):
     cut.step(data)
     cut.pipeline.commit()
     assert not cut.pipeline.nonfinite
-    assert distance(cut.grads, whole("classify", data)[0]) < 0.3
+    new = Cut(comm, "classify", codec=codec, memory=memory, num_samples=400, micro_batches=3)
+    new.step(data)
+    assert digest(cut.grads) == digest(new.grads)
     if memory == "delta":
         equal_ends(cut)
 
