@@ -148,11 +148,11 @@ class StepReader:
                 "run.shared_fs = false start on the hosts that wrote it, or copy their shards into one folder"
             )
         files.check_digest(path, self.record.shards[path.name])
+        if memories is not None:
+            _check_memories(shards[path], memories)
         for block in blocks:
             if block.shard == shard:
                 files.check_dataset(shards[path], block.dataset, block.piece.shape, block.dtype)
-        if memories is not None:
-            _check_memories(shards[path], memories)
 
     def _read(self, shards: files.OpenShards, block: Block) -> Floats:
         return files.read_part(shards[self._path(block.shard)], block.dataset, block.index)
