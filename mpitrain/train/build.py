@@ -99,10 +99,12 @@ class Parts:
         """Say in words what decides which memories a rank has."""
         parallel = self.config.parallel
         words = [str(self.grid.shape)]
+        if parallel.tp > 1 and parallel.sequence:
+            words.append("sequence")
         if parallel.pp > 1:
-            words.append(f"cuts={','.join(map(str, self.part.cuts))}")
+            words.append(f"chunks={parallel.chunks} cuts={','.join(map(str, self.part.cuts))}")
         if parallel.pp > 1 and parallel.memory != "none":
-            words.append(f"{parallel.codec} with memory {parallel.memory} of {parallel.reference_mb:g} MB")
+            words.append(f"memory={parallel.memory} reference_mb={parallel.reference_mb:g}")
         return " ".join(words)
 
     def array_bytes(self) -> dict[str, int]:
