@@ -23,5 +23,10 @@ for ranks in 1 2 3 4 5; do
     echo "== $ranks ranks ${transport[$ranks]:-}"
     env ${transport[$ranks]:+"${transport[$ranks]}"} "${mpirun[@]}" -n "$ranks" "$python" -m pytest "${quiet[@]}" --with-mpi --only-mpi --ledger "$ledger" tests/mpi "$@"
 done
+# Every way to divide up to eight ranks into data, pipeline and tensor axes.
+for ranks in 6 7 8; do
+    echo "== $ranks ranks, grids"
+    "${mpirun[@]}" -n "$ranks" "$python" -m pytest "${quiet[@]}" --with-mpi --only-mpi --ledger "$ledger" tests/mpi/test_grids.py::test_gradients_of_every_grid "$@"
+done
 "$python" -m pytest "${quiet[@]}" tests/system "$@"
 "$python" tests/gate.py "$ledger" "$#"

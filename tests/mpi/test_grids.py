@@ -74,10 +74,41 @@ class Training:
         self.parts.loader.close()
 
 
-def alone(case, shape, dtype=np.float32, **sections):
-    """Train as one rank would, on every rank for itself; returns what a function of it returns."""
-    sections["parallel"] = {"pp": 1, "tp": 1, "dp": 1, "recompute": False, "sequence": False, "micro_batches": 1}
-    return Training(resolved(case, shape, **sections), ProcessGrid(MPI.COMM_SELF, GridShape(1)), dtype)
+class Alone:
+    """The same run on one rank: the first of ``comm`` takes the steps and tells the others."""
+
+    def __init__(self, comm, case, shape, dtype=np.float32):
+        one = {"dp": 1, "pp": 1, "tp": 1}
+        config = resolved(case, shape, parallel=one)
+        self.comm = comm
+        self.training = Training(config, ProcessGrid(MPI.COMM_SELF, GridShape(1)), dtype)
+        if comm.rank:
+            self.training.close()
+
+    def step(self):
+        """Return loss and norm of the next step, and leave its gradients in ``grads``."""
+        numbers = np.zeros(2)
+        if self.comm.rank == 0:
+            row = self.training.step()
+            numbers[:] = row["loss"], row["grad_norm"]
+        self.comm.Bcast(numbers)
+        self.comm.Bcast(self.grads.flat)
+        return numbers.tolist()
+
+    @property
+    def grads(self):
+        return self.training.parts.grads
+
+    def score(self):
+        loss = np.zeros(1)
+        if self.comm.rank == 0:
+            loss[0] = evaluate(self.training.parts).loss
+        self.comm.Bcast(loss)
+        return float(loss[0])
+
+    def close(self):
+        if self.comm.rank == 0:
+            self.training.close()
 
 
 def differences(here, whole):
@@ -90,70 +121,65 @@ def differences(here, whole):
 
 SETTINGS = [
     {"micro_batches": 1},
-    {"micro_batches": 3, "schedule": "afab", "recompute": True},
+    {"micro_batches": 2, "schedule": "afab", "sequence": True},
+    {"micro_batches": 3, "recompute": True},
+    {"micro_batches": 4, "schedule": "interleaved"},
+    {"micro_batches": 5, "sequence": True, "recompute": True},
     {"micro_batches": 6, "schedule": "interleaved", "sequence": True},
 ]
+MODELS = ["classify", "forecast", "lm", "tied", "mlp"]
 
 
-@pytest.mark.parametrize("settings", SETTINGS, ids=["one", "afab", "interleaved"])
-@pytest.mark.parametrize("case", ["classify", "forecast", "lm", "tied", "mlp"])
-@pytest.mark.parametrize("shape", GRIDS, ids=str)
-def test_gradients_of_every_grid(comm, shape, case, settings):
-    """T03, T04, T06: float64 gradients, norm and loss, with dropout, ragged batches and uneven stages."""
-    settings = dict(settings)
+def settings_of(case, shape):
+    """Choose settings for a model on a grid, others for its neighbours; all of them meet every model on some grid."""
+    settings = dict(SETTINGS[(MODELS.index(case) + GRIDS.index(shape) + WORLD) % len(SETTINGS)])
+    units = 7 if case in ("classify", "forecast") else 6
     if case == "mlp":
         settings.pop("sequence", None)
-    if settings.get("schedule") == "interleaved" and 2 * shape.pp > len(one_units(case, shape)):
-        settings["schedule"] = "1f1b"
-    reference = alone(case, shape, np.float64)
+    if 2 * shape.pp > units:
+        settings.pop("schedule", None)
+    return settings
+
+
+@pytest.mark.parametrize("case", MODELS)
+@pytest.mark.parametrize("shape", GRIDS, ids=str)
+def test_gradients_of_every_grid(comm, shape, case):
+    """T03, T04, T06: float64 gradients, norm and loss, with dropout, ragged batches and uneven stages."""
+    reference = Alone(comm, case, shape, np.float64)
     with ProcessGrid(comm, shape) as grid:
-        training = Training(resolved(case, shape, parallel=settings), grid, np.float64)
+        training = Training(resolved(case, shape, parallel=settings_of(case, shape)), grid, np.float64)
         for _ in range(2):
             row, expected = training.step(), reference.step()
-            worst = max(differences(training.parts.grads, reference.parts.grads), key=lambda pair: pair[1])
+            worst = max(differences(training.parts.grads, reference.grads), key=lambda pair: pair[1])
             found = gather(grid.world, [*worst, row["loss"], row["grad_norm"]])
             assert max(error for _, error, _, _ in found) < 1e-10, found
-            assert all(loss == pytest.approx(expected["loss"], rel=1e-10) for _, _, loss, _ in found)
-            assert all(norm == pytest.approx(expected["grad_norm"], rel=1e-10) for _, _, _, norm in found)
+            assert all([loss, norm] == pytest.approx(expected, rel=1e-10) for _, _, loss, norm in found), found
         training.close()
     reference.close()
 
 
-def one_units(case, shape):
-    reference = alone(case, shape)
-    reference.close()
-    return sorted(
-        {
-            name.rpartition(".")[0].split(".attention")[0].split(".mlp")[0].split(".norm")[0]
-            for name in reference.parts.part.sizes
-        }
-    )
-
-
-@pytest.mark.parametrize("case", ["classify", "tied", "mlp"])
+@pytest.mark.parametrize("case", ["classify", "tied"])
 @pytest.mark.parametrize("shape", GRIDS, ids=str)
 def test_twenty_steps_of_every_grid(comm, shape, case):
     """Losses of 20 float32 steps, and the score, are those of one rank; all holders of a tensor hold the same bits."""
-    reference = alone(case, shape)
+    reference = Alone(comm, case, shape)
     with ProcessGrid(comm, shape) as grid:
         training = Training(resolved(case, shape), grid)
-        losses = [(training.step()["loss"], reference.step()["loss"]) for _ in range(20)]
+        losses = [(training.step()["loss"], reference.step()[0]) for _ in range(20)]
         assert all(here == pytest.approx(there, rel=1e-4) for here, there in losses), losses
         assert fingerprint(grid.world, training.parts.params).differing == ""
-        here, there = evaluate(training.parts), evaluate(reference.parts)
-        assert here.loss == pytest.approx(there.loss, rel=1e-4)
+        assert evaluate(training.parts).loss == pytest.approx(reference.score(), rel=1e-4)
         training.close()
     reference.close()
 
 
-@pytest.mark.parametrize("codec", ["fp16", "int8"])
 @pytest.mark.parametrize("shape", GRIDS, ids=str)
-def test_compressed_everywhere(comm, shape, codec):
+def test_compressed_everywhere(comm, shape):
     """T08, T13: with every channel compressed the holders of a tensor still hold the same bits, and training learns."""
-    coded = {"codec": codec, "tensor_codec": codec, "memory": "delta", "sequence": True, "micro_batches": 2}
+    coded = {"codec": "int8", "tensor_codec": "int8", "memory": "delta", "sequence": True, "micro_batches": 2}
     with ProcessGrid(comm, shape) as grid:
         settings = resolved(
-            "tied", shape, exchange={"codec": codec, "memory": "residual"}, parallel=coded, optim={"lr": 0.02}
+            "tied", shape, exchange={"codec": "int8", "memory": "residual"}, parallel=coded, optim={"lr": 0.02}
         )
         training = Training(settings, grid)
         losses = [training.step()["loss"] for _ in range(20)]
