@@ -31,18 +31,14 @@ def main(
     path: Path | None,
 ) -> int:
     """Measure every schedule with every number of micro-batches; rank 0 prints the table."""
-
-    def cases() -> list[Case]:
-        _check(schedules)
-        return [Case(schedule, micros, forward_s, elements) for schedule in schedules for micros in micro_batches]
-
     try:
         if not is_launched():
-            cases()
+            make_cases(schedules, micro_batches, forward_s, elements)
             return _launch(ranks or DEFAULT_RANKS)
         axis = Axis(start(), "pipeline")
-        _check_ranks(ranks, axis.size)
-        records = measure(axis, agree(axis, cases), repeats)
+        check_ranks(ranks, axis.size)
+        cases = agree(axis, lambda: make_cases(schedules, micro_batches, forward_s, elements))
+        records = measure(axis, cases, repeats)
         if axis.rank == 0:
             show(f"pipeline, {axis.size} stages, medians of {repeats}", records, path)
         finish()
@@ -59,14 +55,17 @@ def _launch(ranks: int) -> int:
     return subprocess.run(command, stdin=subprocess.DEVNULL, check=False).returncode
 
 
-def _check(schedules: Sequence[str]) -> None:
+def make_cases(schedules: Sequence[str], micro_batches: Sequence[int], forward_s: float, elements: int) -> list[Case]:
+    """Combine every schedule with every number of micro-batches; raises ConfigError for an unknown schedule."""
     unknown = next((schedule for schedule in schedules if schedule not in CHUNKS), None)
     if unknown is not None:
         raise ConfigError(f"bench: --schedule: expected one of {', '.join(CHUNKS)}, got {unknown!r}")
+    return [Case(schedule, micros, forward_s, elements) for schedule in schedules for micros in micro_batches]
 
 
-def _check_ranks(wanted: int | None, size: int) -> None:
+def check_ranks(wanted: int | None, size: int) -> None:
+    """Refuse a launcher's ``size`` ranks where another number was asked for; raises LaunchError, on all ranks alike."""
     if wanted not in (None, size):
         error = LaunchError(f"bench: --ranks {wanted}, but {size} ranks run; leave it out under a launcher")
-        error.agreed = True  # the same everywhere
+        error.agreed = True
         raise error

@@ -19,7 +19,7 @@ def show(title: str, records: Sequence[Record], path: Path | None = None) -> Non
         table.add_column(name.replace("_", " "), justify="left" if left else "right", vertical="bottom")
     for record in records:
         table.add_row(*(_format(value) for value in record.values()))
-    Console(width=130, highlight=False).print(table)
+    Console(width=136, highlight=False).print(table)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(list(records), indent=1) + "\n", encoding="utf-8")

@@ -191,7 +191,7 @@ def record(case: Case, stages: int, rounds: Sequence[Round]) -> Record:
         "theory_bubble": theory,
         "plan_bubble": case.planned(stages),
         "bubble": bubble,
-        "lowest": min(bubbles),
-        "highest": max(bubbles),
+        "lowest_bubble": min(bubbles),
+        "highest_bubble": max(bubbles),
         "excess_pct": 100 * (bubble / theory - 1) if theory else None,
     }
