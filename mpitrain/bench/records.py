@@ -3,10 +3,13 @@
 import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Literal
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
+
+from mpitrain.comm.hints import is_launched
 
 Record = dict[str, str | float | int | None]
 
@@ -16,10 +19,12 @@ def show(title: str, records: Sequence[Record], path: Path | None = None) -> Non
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1))
     for name in records[0]:
         left = isinstance(records[0][name], str)
-        table.add_column(name.replace("_", " "), justify="left" if left else "right", vertical="bottom")
+        table.add_column(name.replace("_", " "), justify="left" if left else "right", vertical="bottom", no_wrap=left)
     for record in records:
         table.add_row(*(_format(value) for value in record.values()))
-    Console(width=130, highlight=False).print(table)
+    # A launcher may give its ranks a terminal that is not the user's.
+    colours: Literal["auto"] | None = None if is_launched() else "auto"
+    Console(width=140, highlight=False, color_system=colours).print(table)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(list(records), indent=1) + "\n", encoding="utf-8")

@@ -36,8 +36,8 @@ from mpitrain.config.schema import Config
 from mpitrain.config.validate import unread_keys
 from mpitrain.errors import ConfigError, ExitCode, LaunchError, count
 
-LAUNCH = "mpitrain.cli.launch"
-"""Loads MPI, so it is imported once another process has shown that it can be."""
+LAUNCHING, RUNTIME = "mpitrain.comm.launching", "mpitrain.comm.runtime"
+"""Load MPI, so they are imported once another process has shown that it can be."""
 
 TRIAL_RANKS = 2
 TRIAL_S = 12.0
@@ -107,16 +107,16 @@ def _launch_findings(ranks: int, facts: dict[str, str], timeout_s: float) -> Ite
     if not facts:
         yield Finding(Level.FAIL, f"no run on {TRIAL_RANKS} ranks was tried, since MPI cannot be loaded", INSTALL)
         return
-    launch = importlib.import_module(LAUNCH)
-    launch.ensure_home()
+    importlib.import_module(RUNTIME).ensure_home()
+    mpirun = importlib.import_module(LAUNCHING).mpirun
     try:
-        launcher = launch.mpirun(TRIAL_RANKS, allow_root=True, oversubscribe=True)
+        launcher = mpirun(TRIAL_RANKS, allow_root=True, oversubscribe=True)
     except LaunchError as error:
         yield Finding(Level.FAIL, str(error))
         return
     yield from launcher_findings(facts["library"], launcher[0])
     try:
-        launch.mpirun(ranks, allow_root=False, oversubscribe=False)
+        mpirun(ranks, allow_root=False, oversubscribe=False)
     except LaunchError as error:
         yield Finding(Level.WARN, str(error))
     answer = ask([*launcher, sys.executable, "-m", "mpitrain.cli.trial"], timeout_s=timeout_s)

@@ -30,6 +30,7 @@ COMMANDS = {
     "reference": "mpitrain.config.reference",
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
+    "bench-pipeline": "mpitrain.bench.pipeline",
     "bench-start": "mpitrain.bench.start",
     "report": "mpitrain.report.command",
 }
@@ -39,8 +40,10 @@ NEWEST = "newest"
 RESUME_VALUES = rf"auto|{NEWEST}|[0-9]+"
 
 DEFAULT_CELLS = ["raw", "int8:residual"]
+DEFAULT_SCHEDULES = ["afab", "1f1b", "interleaved"]
+DEFAULT_MICRO_BATCHES = [4, 8, 16]
 
-NEEDS_MPI = {"train", "launch", "eval", "plan"}
+NEEDS_MPI = {"train", "launch", "eval", "plan", "bench-pipeline"}
 
 
 NO_VALUE = ""
@@ -265,6 +268,35 @@ def bench_convergence(
 ) -> None:
     """Train with each codec and the same seeds, and compare results and bytes."""
     call("bench-convergence", config, ranks, seeds, cells or DEFAULT_CELLS, overrides or [], folder, json)
+
+
+@bench.command("pipeline")
+def bench_pipeline(
+    ranks: Annotated[
+        int | None, typer.Option("-n", "--ranks", min=1, help="Stages to start; 4, or those of the launcher.")
+    ] = None,
+    schedules: Annotated[
+        list[str] | None, typer.Option("--schedule", help="afab, 1f1b or interleaved; may be repeated.")
+    ] = None,
+    micro_batches: Annotated[list[int] | None, typer.Option(min=1, help="May be repeated.")] = None,
+    forward_s: Annotated[
+        float, typer.Option(min=1e-4, help="Of a micro-batch on a stage; backward takes twice that.")
+    ] = 0.05,
+    elements: Annotated[int, typer.Option(min=1, help="float32 values of a message.")] = 512,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; medians are shown.")] = 5,
+    json: Json = None,
+) -> None:
+    """Measure the bubble of the pipeline with stages that sleep, beside its theory."""
+    call(
+        "bench-pipeline",
+        ranks,
+        schedules or DEFAULT_SCHEDULES,
+        micro_batches or DEFAULT_MICRO_BATCHES,
+        forward_s=forward_s,
+        elements=elements,
+        repeats=repeats,
+        path=json,
+    )
 
 
 @bench.command("start")

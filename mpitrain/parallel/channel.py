@@ -19,6 +19,11 @@ from mpitrain.comm.grid import Axis
 from mpitrain.comm.waiting import Requests, abandoned, wait
 from mpitrain.parallel.coding import Differential, Plain
 
+EAGER_BYTES = 60_000
+"""Largest piece of a message. MPI sends what is shorter at once, and asks the receiver for leave before anything
+longer (Open MPI over TCP: from 64 KiB on). That answer is only seen in the next call of MPI, and a stage makes none
+while it computes: the receiver would wait for a whole pass of the sender."""
+
 
 class Wire:
     """What all channels of a rank share: the axis, buffers that go round, and what it costs.
@@ -36,6 +41,8 @@ class Wire:
         Added to by every message and wait; the caller may replace it.
     events : list of Event or None
         Where to note what was done when; None to note nothing.
+    piece_bytes : int
+        Length of the pieces of a message; the same on all ranks.
     nonfinite : bool
         Whether a message since the last ``reset`` carried a flag in place of values, here or on its way here.
     """
@@ -46,6 +53,7 @@ class Wire:
         self.traffic = Traffic()
         self.events: list[Event] | None = None
         self.nonfinite = False
+        self.piece_bytes = min(transport.piece_bytes, EAGER_BYTES)
         self._free: dict[int, list[Frame]] = {}
         self._sends: list[tuple[Requests, Frame]] = []
 
@@ -61,7 +69,7 @@ class Wire:
     def send(self, frame: Frame, peer: int, tag: int) -> None:
         """Start sending, without waiting; the frame is given back once it has left."""
         self._reap()
-        requests = frame.send(self.axis, peer, tag, piece_bytes=self.transport.piece_bytes)
+        requests = frame.send(self.axis, peer, tag, piece_bytes=self.piece_bytes)
         label = f"rank {peer} of the {self.axis.name} axis to take what rank {self.axis.rank} sent"
         self._sends.append((Requests(requests, label), frame))
         self.traffic.sent_bytes += frame.nbytes
@@ -189,7 +197,7 @@ class Channel:
         coding = self.coding if train else self._exact
         size = len(samples) * self._elements
         frame = self._wire.frame(coding.max_nbytes(size))
-        requests = frame.receive(self._wire.axis, self.peer, self.tag, piece_bytes=self._wire.transport.piece_bytes)
+        requests = frame.receive(self._wire.axis, self.peer, self.tag, piece_bytes=self._wire.piece_bytes)
         return Message(self._wire, coding, frame, requests, self._next(coding, size), samples, self.shape)
 
     def _next(self, coding: Plain | Differential, elements: int) -> Expected:
