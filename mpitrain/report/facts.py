@@ -43,7 +43,7 @@ def facts(run: Run) -> dict[str, str]:
 
 
 def _within_replicas(run: Run) -> dict[str, str]:
-    """Tell what a split model sends for itself; nothing of one that is whole on every rank."""
+    """Tell what a split model sends for itself; nothing of one that always was whole on every rank."""
     grid, split = _grid(run), {}
     setting = {name: _setting(run, name, "parallel") for name in ("codec", "memory", "gradient_codec", "tensor_codec")}
     if number(grid, "pp") > 1:
@@ -51,7 +51,8 @@ def _within_replicas(run: Run) -> dict[str, str]:
         split["their gradients as"] = _bytes_of(setting["gradient_codec"])
     if number(grid, "tp") > 1:
         split["sums of layers travelled as"] = _bytes_of(setting["tensor_codec"])
-    return {"of these within replicas": _bytes(number(run.summary, "replica_bytes_total")), **split} if split else {}
+    inside = number(run.summary, "replica_bytes_total")
+    return {"of these within replicas": _bytes(inside), **split} if split or inside > 0 else {}
 
 
 def fact_table(runs: Sequence[Run]) -> dict[str, list[str]]:

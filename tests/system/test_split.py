@@ -28,7 +28,7 @@ def test_the_example(tmp_path):
     assert validate(SPLIT, settings, 8) == 0
     done = launch(SPLIT, 8, run, *settings)
     assert done.returncode == 0, done.stderr
-    assert "dp=4 pp=2 tp=1; 1f1b, stages begin at units 0, 4; activations int4 with memory delta, their" in done.stdout
+    assert "dp=4 pp=2 tp=1; 1f1b, stages begin at units 0, 4; activations int8, their gradients int8" in done.stdout
 
     told, (row,) = summary(run), rows(run)
     ranks = told["per_rank"]
