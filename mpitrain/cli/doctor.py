@@ -32,7 +32,7 @@ from mpitrain.comm.machine import (
 )
 from mpitrain.comm.threads import blas_threads
 from mpitrain.config.load import Resolved, load_config
-from mpitrain.config.schema import Config
+from mpitrain.config.schema import Config, ParallelConfig
 from mpitrain.config.validate import unread_keys
 from mpitrain.errors import ConfigError, ExitCode, LaunchError, count
 
@@ -65,7 +65,7 @@ def examine(path: Path | None, ranks: int | None) -> Iterator[Finding]:
     config, found = read_config(path)
     yield from found
     cores = os.sched_getaffinity(0)
-    ranks = ranks or config.parallel.dp or max(TRIAL_RANKS, len(cores))
+    ranks = ranks or ranks_of(config.parallel, len(cores))
     imports = import_packages()
     folder = cache_folder(imports)
     yield from package_findings(imports)
@@ -80,6 +80,12 @@ def examine(path: Path | None, ranks: int | None) -> Iterator[Finding]:
     yield from run_folder_findings(Path(config.run.folder), named=path is not None, shared=config.run.shared_fs)
     yield from variable_findings(os.environ)
     yield from _launch_findings(ranks, facts, TRIAL_S if is_warm(folder) else TRIAL_S + COMPILE_S)
+
+
+def ranks_of(parallel: ParallelConfig, cores: int) -> int:
+    """Guess how many ranks are meant: those of the grid, or one a core where the data axis takes what there is."""
+    replica = parallel.pp * parallel.tp
+    return parallel.dp * replica if parallel.dp else max(TRIAL_RANKS, cores, replica)
 
 
 def read_config(path: Path | None) -> tuple[Config, list[Finding]]:

@@ -13,8 +13,9 @@ def main(config: Path, overrides: list[str], ranks: int | None) -> int:
     """Print the resolved configuration to the output, warnings and the refusal to the error stream."""
     try:
         resolved = load_config(config, overrides)
+        parallel = resolved.config.parallel
         if ranks is not None:
-            GridShape.fit(ranks, resolved.config.parallel.dp, 1, 1)
+            GridShape.fit(ranks, parallel.dp, parallel.pp, parallel.tp)
     except ConfigError as error:
         print(f"mpitrain: {error}", file=sys.stderr)
         return error.exit_code

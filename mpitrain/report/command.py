@@ -10,8 +10,8 @@ from mpitrain.report.read import printable, read_runs
 from mpitrain.train.runfolder import REPORT
 
 LEGEND = """\
-bytes sent: payload and headers of gradients, by all ranks together
-vs float32: beside an uncompressed float32 ring, without headers"""
+bytes sent: payload and headers, by all ranks together
+vs float32: gradients beside an uncompressed float32 ring, without headers"""
 
 
 def main(folders: list[Path], output: Path | None) -> int:

@@ -7,23 +7,24 @@ from datetime import UTC, datetime
 
 from mpitrain.report.read import Run, number, printable, table
 from mpitrain.report.series import bytes_text, seconds_text
+from mpitrain.train.runfolder import Row
 
 UNKNOWN = "-"
 STOPPED = {"target": "the target was reached", "patience": "no progress for as long as train.patience allows"}
 REPLICAS = {"True": "yes, bit for bit", "False": "NO"}
+AXES = ("dp", "pp", "tp")
 TERMINAL_COLUMNS = 80
 
 
 def facts(run: Run) -> dict[str, str]:
     """Sum up a run; what is not known is a dash."""
-    summary, grid = run.summary, table(run.summary, "grid")
+    summary, grid = run.summary, _grid(run)
     metric, skipped = table(summary, "metric"), [value for value in run.column("skipped") if not math.isnan(value)]
     sent, ring = number(summary, "sent_bytes_total"), number(summary, "fp32_ring_bytes_total")
     return {
         "started": _started(run),
         "ranks": _count(_ranks(run)),
-        "grid": ", ".join(f"{axis} {_count(number(grid, axis))}" for axis in ("dp", "pp", "tp") if axis in grid)
-        or UNKNOWN,
+        "grid": ", ".join(f"{axis} {_count(number(grid, axis))}" for axis in AXES if grid.get(axis)) or UNKNOWN,
         "collective": _setting(run, "collective"),
         "travelled as": travelled(run),
         "parameters": _count(number(summary, "num_parameters")),
@@ -31,6 +32,7 @@ def facts(run: Run) -> dict[str, str]:
         printable(str(metric.get("name", "test metric"))).replace("_", " ", 1): _decimal(number(metric, "value")),
         "test loss": _decimal(number(summary, "loss")),
         "bytes sent, all ranks": _bytes(sent),
+        **_within_replicas(run),
         "float32 ring would send": _bytes(ring),
         "bytes vs float32 ring": saving(run),
         "samples/s after warm-up": _count(number(summary, "samples_per_s")),
@@ -38,6 +40,19 @@ def facts(run: Run) -> dict[str, str]:
         "skipped steps": _count(skipped[-1]) if skipped else UNKNOWN,
         "replicas identical": REPLICAS.get(str(summary.get("replicas_identical")), UNKNOWN),
     }
+
+
+def _within_replicas(run: Run) -> dict[str, str]:
+    """Tell what a split model sends for itself; nothing of one that always was whole on every rank."""
+    grid, split = _grid(run), {}
+    setting = {name: _setting(run, name, "parallel") for name in ("codec", "memory", "gradient_codec", "tensor_codec")}
+    if number(grid, "pp") > 1:
+        split["activations travelled as"] = _bytes_of(setting["codec"], setting["memory"])
+        split["their gradients as"] = _bytes_of(setting["gradient_codec"])
+    if number(grid, "tp") > 1:
+        split["sums of layers travelled as"] = _bytes_of(setting["tensor_codec"])
+    inside = number(run.summary, "replica_bytes_total")
+    return {"of these within replicas": _bytes(inside), **split} if split or inside > 0 else {}
 
 
 def fact_table(runs: Sequence[Run]) -> dict[str, list[str]]:
@@ -49,7 +64,10 @@ def fact_table(runs: Sequence[Run]) -> dict[str, list[str]]:
 
 def travelled(run: Run) -> str:
     """Name the bytes that a gradient travelled as."""
-    codec, memory = _setting(run, "codec"), _setting(run, "memory")
+    return _bytes_of(_setting(run, "codec"), _setting(run, "memory"))
+
+
+def _bytes_of(codec: str, memory: str = UNKNOWN) -> str:
     name = {"raw": "raw float32"}.get(codec, codec)
     return name if memory in ("none", UNKNOWN) else f"{name}+{memory}"
 
@@ -99,14 +117,20 @@ def _line(row: Sequence[str], widths: Sequence[int]) -> str:
     return "  ".join(left + [f"{text:>{width}}" for text, width in zip(row[2:], widths[2:], strict=True)])
 
 
-def _setting(run: Run, key: str) -> str:
-    value = run.summary.get(key) or run.settings.get(f"exchange.{key}")
+def _setting(run: Run, key: str, section: str = "exchange") -> str:
+    """Return a choice: of the exchange of gradients, as the summary has it, or of another section."""
+    value = (run.summary.get(key) if section == "exchange" else None) or run.settings.get(f"{section}.{key}")
     return printable(value) if isinstance(value, str) else UNKNOWN
 
 
 def _ranks(run: Run) -> float:
     ranks = number(run.summary, "ranks")
-    return number(run.settings, "parallel.dp") if math.isnan(ranks) else ranks
+    return math.prod(number(_grid(run), axis) for axis in AXES) if math.isnan(ranks) else ranks
+
+
+def _grid(run: Run) -> Row:
+    """Return the ranks of every axis: as the summary has them, or the settings of a run that has none."""
+    return table(run.summary, "grid") or {axis: run.settings.get(f"parallel.{axis}") for axis in AXES}
 
 
 def _steps(run: Run) -> str:

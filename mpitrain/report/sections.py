@@ -129,8 +129,8 @@ def traffic(runs: Sequence[Run]) -> str:
         label = "float32 ring" + (f", {bytes_text(ring)} a step" if len(rings) > 1 else "")
         lines.append(Line(label, None, [(0.0, 0.0), (last, ring * last / size)]))
     note = (
-        "Payload and headers that rank 0 handed to MPI for gradients; the float32 ring is a rank's share of what an "
-        "uncompressed ring sends, without headers."
+        "Payload and headers that rank 0 handed to MPI; the float32 ring is a rank's share of what an uncompressed "
+        "ring sends for the gradients, without headers."
     )
     if native := [run.name for run in runs if run.summary.get("collective") == "native"]:
         note += f" What MPI's own sum sends is not known; drawn is what it was given: {', '.join(native)}."
@@ -191,7 +191,7 @@ def _timeline(run: Run, named: bool) -> str:
         lanes.append(("exchange", [event for event in events if _communicates(event)]))
     step = "a step" if run.timeline_step is None else f"step {run.timeline_step}"
     title = f"Timeline of {step}" + (f": {run.name}" if named else "")
-    note = "Two lanes a rank: the model above, the exchange of gradients below. A rank's clock starts with its step."
+    note = "Two lanes a rank: the model above, the exchange below. A rank's clock starts with its step."
     if len(shown) < len(run.timeline):
         note += f" The first {MAX_RANKS} of {len(run.timeline)} ranks."
     names = dict.fromkeys(name for rank in shown for name, _, _ in rank.events)

@@ -62,6 +62,11 @@ CASES = {
         ExitCode.CONFIG,
         ["model.heads = 3", "model.d_model = 8", "[1, 2, 4, 8]"],
     ),
+    "heads over ranks": (  # T11
+        sets("model.kind=transformer", "model.d_model=12", "model.heads=6", "parallel.tp=4"),
+        ExitCode.CONFIG,
+        ["model.heads = 6", "parallel.tp = 4", "set parallel.tp = 1, 2, 3 or 6"],
+    ),
     "no token data": (sets("model.task=lm"), ExitCode.CONFIG, ["lm", "stations"]),
     "mlp of tokens": (sets("model.task=lm", "data.kind=text", "model.kind=mlp"), ExitCode.CONFIG, ["mlp", "lm"]),
     "no path": (sets("data.kind=windows"), ExitCode.CONFIG, ["data.path"]),

@@ -283,7 +283,7 @@ def test_the_slurm_script(tmp_path, has_scontrol):
     job.send_signal(signal.SIGUSR1)
     out, err = job.communicate(timeout=HANG_S)
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls[0] == ".venv/bin/mpitrain train my.toml --resume auto --set train.steps=5"
+    assert calls[0] == "--map-by slot .venv/bin/mpitrain train my.toml --resume auto --set train.steps=5"
     assert "start 3 of job 7" in out
     if has_scontrol:
         assert (job.returncode, calls[1:]) == (0, ["scontrol requeue 7"])

@@ -16,6 +16,7 @@ from mpitrain.comm import folders, interfaces, machine
 from mpitrain.comm.interfaces import Interface, interface_findings, list_interfaces
 from mpitrain.comm.machine import Finding, Level
 from mpitrain.comm.threads import THREAD_VARIABLES, blas_threads, limit_threads
+from mpitrain.config.schema import ParallelConfig
 
 OK, WARN, FAIL = Level
 MIB = 2**20
@@ -542,6 +543,12 @@ def test_the_configuration_is_judged(tmp_path):
     assert levels(found) == [OK, WARN]
     path.write_text("[trian]\n")
     assert levels(doctor.read_config(path)[1]) == [FAIL]
+
+
+@pytest.mark.parametrize(("axes", "ranks"), [({"dp": 4, "pp": 2}, 8), ({"pp": 2, "tp": 3}, 6), ({}, 3), ({"dp": 1}, 1)])
+def test_ranks_that_the_configuration_means(axes, ranks):
+    """On 3 cores."""
+    assert doctor.ranks_of(ParallelConfig(**axes), 3) == ranks
 
 
 def test_data_that_are_not_here(tmp_path):

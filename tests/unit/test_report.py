@@ -247,6 +247,23 @@ def test_native_has_no_ratio(tmp_path):
     assert "raw float32" in told
 
 
+def test_a_split_model(tmp_path):
+    """What stays within replicas, and as what bytes; of a run under way, what its settings tell."""
+    settings = '[parallel]\ndp = 2\npp = 2\ntp = 3\ncodec = "int4"\nmemory = "delta"\ngradient_codec = "int8"\n'
+    grid, config = {"dp": 2, "pp": 2, "tp": 3}, settings + 'tensor_codec = "raw"\n'
+    told = summary(ranks=12, grid=grid, replica_bytes_total=500_000)
+    done = write(tmp_path / "done", [row(1)], told=told, config=config)
+    under_way = write(tmp_path / "under-way", [row(1)], config=config)
+    facts = fact_table(read_runs([done, under_way, whole(tmp_path / "whole")]))
+    assert facts["ranks"] == ["12", "12", "2"]
+    assert facts["grid"] == ["dp 2, pp 2, tp 3", "dp 2, pp 2, tp 3", "dp 2, pp 1, tp 1"]
+    assert facts["of these within replicas"] == ["500.0 kB (500,000)", "-", "-"]
+    assert facts["activations travelled as"] == ["int4+delta", "int4+delta", "-"]
+    assert facts["their gradients as"] == ["int8", "int8", "-"]
+    assert facts["sums of layers travelled as"] == ["raw float32", "raw float32", "-"]
+    assert "of these within replicas" not in fact_table(read_runs([tmp_path / "whole"]))
+
+
 def test_a_step_that_was_taken_again_counts_once(tmp_path):
     rows = [row(1), row(2), row(3, loss=9.0), row(2), row(3, loss=0.5)]
     run = read_run(write(tmp_path / "run", rows), "run")

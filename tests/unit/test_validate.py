@@ -47,6 +47,8 @@ def test_no_variable_sets_a_key(config, capsys, monkeypatch):
         (["exchange.codec=int9"], None, "exchange.codec: expected one of"),
         (["exchange.codec=raw", "exchange.memory=delta"], None, "exchange.memory"),
         ([], 4, "parallel: dp*pp*tp = 3*1*1 = 3, but 4 ranks run"),
+        (["parallel.pp=2", "parallel.tp=2"], 3, "dp*pp*tp = 3*2*2 = 12, but 3 ranks run; start 12 ranks"),
+        (["model.kind=transformer", "model.heads=6", "model.d_model=12", "parallel.tp=4"], None, "tp = 1, 2, 3 or 6"),
     ],
 )
 def test_refusals(config, capsys, overrides, ranks, words):
@@ -60,4 +62,5 @@ def test_refusals(config, capsys, overrides, ranks, words):
 
 def test_ranks_that_go_with_it(config):
     assert main(config, [], 3) == 0
+    assert main(config, ["parallel.pp=2"], 6) == 0
     assert main(config.parent / "missing.toml", [], None) == 2
