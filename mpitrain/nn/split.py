@@ -219,7 +219,7 @@ class SplitTime(OnSlices):
     def forward(self, params: Tensors, x: Floats, context: Context) -> tuple[Floats, SplitCache]:
         """Map (B, T, C), the same on all ranks, to this rank's slice (B, t, C)."""
         self.check(x)
-        return np.ascontiguousarray(x[:, slice(*self.split.bounds(self.time))]), NOTHING
+        return x[:, slice(*self.split.bounds(self.time))].copy(), NOTHING  # a view would keep all of x
 
     def backward(self, params: Tensors, cache: SplitCache, dy: Floats, grads: Tensors) -> Floats:
         """Join the gradients of the slices."""

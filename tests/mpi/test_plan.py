@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from mpitrain.checkpoint.store import CheckpointStore
 from mpitrain.codecs.registry import CODECS, make_codec
@@ -176,3 +177,50 @@ def check_replica(form, grid):
     assert pipeline.peak_bytes == activation_bytes(replica, samples, stage, place), shape
     expected = reference_bytes(replica, samples, 40, 10_000, stage, place) if memory == "delta" else 0
     assert pipeline.reference_bytes == expected, shape
+
+
+TOKEN_DATA = {"kind": "text", "stations": 8, "window": 8, "stride": 4000, "placement": "shuffled"}
+SPLIT_RUNS = {
+    "tied": {
+        "model": {"task": "lm", "layers": 3, "d_model": 40, "heads": 20, "d_ff": 60, "tied": True, "dropout": 0.1},
+        "data": TOKEN_DATA,
+        "exchange": {"codec": "int8", "memory": "residual"},
+        "parallel": {"codec": "int8", "gradient_codec": "fp16", "memory": "delta", "tensor_codec": "int4"},
+    },
+    "classify": {
+        "model": {"layers": 3, "d_model": 40, "heads": 20, "d_ff": 60},
+        "data": BASE["data"] | {"placement": "shuffled"},
+        "exchange": {"codec": "int4", "memory": "delta", "collective": "ring", "bucket_mb": 0.01},
+        "parallel": {"sequence": True, "recompute": True, "schedule": "afab"},
+    },
+}
+KEPT = {
+    "parameters": "params",
+    "gradients": "grads",
+    "optimizer": "optimizer",
+    "memories": "memories",
+    "activations": "activations",
+}
+SHAPES = [
+    shape
+    for shape in itertools.starmap(GridShape, itertools.product(range(1, 6), repeat=3))
+    if shape.size == MPI.COMM_WORLD.Get_size()
+]
+
+
+@pytest.mark.parametrize("name", SPLIT_RUNS)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_a_split_training_costs_what_is_predicted(world, folder, monkeypatch, shape, name):
+    """Bytes of all axes together, shared tensors among them, and the arrays of the largest rank."""
+    monkeypatch.setattr(CheckpointStore, "save", lambda store, snapshot: None)
+    tree = {**BASE, **SPLIT_RUNS[name], "run": {"folder": str(folder / "run")}}
+    axes = {"dp": shape.dp, "pp": shape.pp, "tp": shape.tp}
+    config = resolve(tree | {"parallel": tree["parallel"] | axes}, "test", [])
+    counted = train(config, world, overwrite=True)["per_rank"]
+    task = config.config.model.task
+    costs = Costs(config.config, open_dataset(config.config.data, task, config.config.train.seed)).of(shape)
+    sent = sum((Sent(one["sent_bytes"], one["messages"]) for one in counted), Sent())
+    assert sent == costs.configured * STEPS
+    largest = max(counted, key=lambda one: one["array_bytes"])
+    kept = {name: largest[f"{key}_bytes"] for name, key in KEPT.items()}
+    assert kept == costs.memory
