@@ -121,7 +121,9 @@ class StepReader:
         """Refuse tensors that the step does not hold, or not as they are wanted; all ranks know all claims."""
         tensors = self.record.tensors
         wanted = {claim.name: claim for one in claims for claim in one if claim.group == "tensors"}
-        unknown = sorted(set(tensors) - set(wanted)) if complete else []
+        # A model is asked for as a whole, or it is another one; other kinds of tensors may stay behind.
+        kinds = {name.partition("/")[0] for name in (tensors if complete else wanted)}
+        unknown = sorted(name for name in set(tensors) - set(wanted) if name.partition("/")[0] in kinds)
         missing = sorted(set(wanted) - set(tensors))
         if unknown or missing:
             shown = f"it holds {unknown[0]}" if unknown else f"it lacks {missing[0]}"

@@ -35,7 +35,7 @@ LAYOUTS = "Layouts of {}, the fewest bytes first:"
 LEGEND = """\
 MB: payload and headers that all ranks together send in the first step, with each codec; set: as the configuration says
 in a row: messages that can only follow each other; on a slow link every one costs its delay
-MB a rank: parameters, gradients, optimizer, memories and activations of the largest rank"""
+MB a rank: parameters, gradients, optimizer, memories and activations of the largest rank, in the first step"""
 
 Refused = dict[str, list[GridShape]]
 
@@ -52,7 +52,7 @@ def main(config: Path, ranks: int, overrides: list[str], *, measure: bool, outpu
         for warning in resolved.warnings():
             print(f"mpitrain: warning: {warning}", file=sys.stderr)
         costs = Costs(chosen, open_dataset(chosen.data, chosen.model.task, chosen.train.seed), measure)
-        if chosen.parallel.cuts:
+        if chosen.parallel.cuts and chosen.parallel.pp > 1:
             costs.divider.replica(GridShape(1, chosen.parallel.pp, 1))  # refuses cuts that cannot be
         possible, refused = compare(costs, ranks)
         if output:

@@ -141,4 +141,4 @@ def broadcast(axis: Axis, values: Floats | Bytes, *, timeout_s: float, piece_byt
         axis.comm.Ibcast([flat[start : start + piece_bytes], MPI.BYTE], root)
         for start in range(0, flat.size, piece_bytes)
     ]
-    wait_all(requests, f"rank {root} of the {axis.name} axis to broadcast", timeout_s=timeout_s)
+    wait_all(requests, f"{axis.label(root)} to broadcast", timeout_s=timeout_s)

@@ -132,7 +132,7 @@ class Frame:
     def receive(self, axis: Axis, source: int, tag: int, *, piece_bytes: int) -> Requests:
         """Post the receives of one message."""
         requests = [axis.comm.Irecv([self.buffer[a:b], MPI.BYTE], source, tag) for a, b in self._pieces(piece_bytes)]
-        return Requests(requests, f"rank {source} of the {axis.name} axis")
+        return Requests(requests, axis.label(source))
 
     def _pieces(self, piece_bytes: int) -> list[tuple[int, int]]:
         # As many pieces as the largest message needs, empty ones at the end: the receiver does not know the size.

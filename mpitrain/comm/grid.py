@@ -22,12 +22,20 @@ class Axis:
     ----------
     comm : MPI.Comm
         Owned by the grid, or by whoever built the axis.
+    members : tuple of int
+        Rank of every member in the world of the grid; empty where the axis belongs to none.
     name : str
         Direction, for messages: ``data``, ``pipeline``, ``tensor``, ``replica``, ``world``.
     """
 
     comm: MPI.Comm
     name: str = "data"
+    members: tuple[int, ...] = ()
+
+    def label(self, rank: int) -> str:
+        """Name a rank of the axis for messages, by its place in the world where that is known."""
+        place = f"rank {rank} of the {self.name} axis"
+        return f"{place} (rank {self.members[rank]} of all)" if self.members else place
 
     @property
     def rank(self) -> int:
@@ -77,10 +85,11 @@ class ProcessGrid:
         self._others: list[Axis] = []
         self.world = Axis(comm.Dup(), "world")
         dp, pp, tp = shape.coordinates(self.world.rank)
-        self.data = self._split("data", pp * shape.tp + tp, dp)
-        self.pipeline = self._split("pipeline", dp * shape.tp + tp, pp)
-        self.tensor = self._split("tensor", dp * shape.pp + pp, tp)
-        self.replica = self._split("replica", dp, pp * shape.tp + tp)
+        places = [shape.coordinates(rank) for rank in range(shape.size)]
+        self.data = self._split("data", [(p, t) for _, p, t in places], dp)
+        self.pipeline = self._split("pipeline", [(d, t) for d, _, t in places], pp)
+        self.tensor = self._split("tensor", [(d, p) for d, p, _ in places], tp)
+        self.replica = self._split("replica", [(d, 0) for d, _, _ in places], pp * shape.tp + tp)
 
     def among(self, axis: Axis, ranks: Collection[int], name: str) -> Axis | None:
         """Build the axis of some ranks of ``axis``, freed with the grid. Collective over ``axis``.
@@ -88,12 +97,16 @@ class ProcessGrid:
         Returns None on the other ranks.
         """
         mine = axis.rank in ranks
-        built = Axis(axis.comm.Split(int(mine), axis.rank), name)
+        members = [axis.members[rank] for rank in sorted(ranks)] if mine else []
+        built = Axis(axis.comm.Split(int(mine), axis.rank), name, tuple(members))
         self._others.append(built)
         return built if mine else None
 
-    def _split(self, name: str, colour: int, key: int) -> Axis:
-        return Axis(self.world.comm.Split(colour, key), name)
+    def _split(self, name: str, groups: list[tuple[int, int]], key: int) -> Axis:
+        """Build this rank's axis from the group that every rank of the world belongs to."""
+        mine = groups[self.world.rank]
+        members = tuple(rank for rank, group in enumerate(groups) if group == mine)
+        return Axis(self.world.comm.Split(members[0], key), name, members)
 
     def close(self) -> None:
         """Free the communicators. Collective."""

@@ -182,7 +182,8 @@ class ParallelConfig(Section, frozen=True, kw_only=True):
     sequence: bool = False
     """Whether the tensor axis also splits norms and dropout, over time steps: less memory, the same bytes."""
     recompute: bool = False
-    """Whether a block keeps only its input and computes the rest again during backward: less memory, more work."""
+    """Whether a block keeps only its input and computes the rest again during backward: less memory, more work; with
+    tp > 1 it repeats the sums of its forward pass, too."""
     codec: CodecName = "raw"
     """As what bytes activations cross the cuts between stages."""
     gradient_codec: CodecName | None = None

@@ -1,6 +1,7 @@
 """What does not go together: the one table of refusals, and the defaults that depend on other values."""
 
 from collections.abc import Iterator
+from itertools import pairwise
 
 from msgspec import structs
 
@@ -14,7 +15,7 @@ from mpitrain.config.schema import (
     ParallelConfig,
     RunConfig,
 )
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, count
 from mpitrain.partition import split_widths, tensor_refusal
 
 STOCHASTIC = ("int8", "int4")
@@ -165,6 +166,13 @@ def _of_model(model: ModelConfig, data: DataConfig) -> Iterator[str]:
 
 
 def _of_pipeline(parallel: ParallelConfig) -> Iterator[str]:
+    needed = parallel.pp * chunks_of(parallel, parallel.pp) - 1
+    ascending = all(a < b for a, b in pairwise(parallel.cuts))
+    if parallel.pp > 1 and parallel.cuts and (len(parallel.cuts) != needed or not ascending):
+        yield (
+            f"parallel.cuts = {list(parallel.cuts)}, but {count(needed + 1, 'stage')} (pp times chunks) begin at "
+            f"{count(needed, 'unit')} beside the first, in ascending order; `mpitrain plan` lists the units"
+        )
     if parallel.pp > 1 and parallel.codec == "raw" and parallel.memory == "delta":
         yield (
             'parallel.memory = "delta" sends the change of an activation in few bytes, but parallel.codec = "raw" has '

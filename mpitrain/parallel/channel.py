@@ -70,7 +70,7 @@ class Wire:
         """Start sending, without waiting; the frame is given back once it has left."""
         self._reap()
         requests = frame.send(self.axis, peer, tag, piece_bytes=self.piece_bytes)
-        label = f"rank {peer} of the {self.axis.name} axis to take what rank {self.axis.rank} sent"
+        label = f"{self.axis.label(peer)} to take what rank {self.axis.rank} sent"
         self._sends.append((Requests(requests, label), frame))
         self.traffic.sent_bytes += frame.nbytes
         self.traffic.messages += 1

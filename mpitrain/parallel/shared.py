@@ -15,6 +15,7 @@ from mpitrain.collectives.base import Bucket, BucketState, Reducer, Traffic, Tra
 from mpitrain.collectives.direct import Direct
 from mpitrain.comm.agreement import gather
 from mpitrain.comm.grid import Axis, ProcessGrid
+from mpitrain.kernels.reduce import count_not_finite
 from mpitrain.params import Params, ParamSpec
 
 TENSOR = "tensor"
@@ -31,10 +32,20 @@ class Shared:
         The holders; owned by the grid.
     specs : list of ParamSpec
         In forward order.
+    replicated : bool
+        Whether the holders are the ranks of the tensor axis.
     """
 
     axis: Axis
     specs: list[ParamSpec]
+    replicated: bool
+
+    def adds(self, spec: ParamSpec) -> bool:
+        """Tell whether this rank's gradient is an addend.
+
+        What every rank of the tensor axis computes in full counts once: their values may differ in the last bit.
+        """
+        return not self.replicated or spec.partial or self.axis.rank == 0
 
 
 class SharedTensors:
@@ -65,7 +76,7 @@ class SharedTensors:
         for label, axis in axes.items():
             members = [spec for spec in specs if self.holders.get(spec.name) == label]
             if axis is not None and members:
-                self.groups[label] = Shared(axis, members)
+                self.groups[label] = Shared(axis, members, replicated=label == TENSOR)
 
     def counts(self, name: str) -> bool:
         """Tell whether this rank counts the tensor in sums over the replica: one of its holders does."""
@@ -135,7 +146,7 @@ class SharedSums:
     def __init__(self, shared: SharedTensors, grads: Params, transport: Transport) -> None:
         self._shared = shared
         self._grads = grads
-        self._sums = {label: _Sum(group, grads, transport) for label, group in shared.groups.items()}
+        self._sums = [_Sum(group, grads, transport) for group in shared.groups.values()]
         self._held: list[str] = []
         self.traffic = Traffic()
 
@@ -148,11 +159,15 @@ class SharedSums:
     def add(self) -> list[str]:
         """Add up what was held; return its names. Collective over the replica, once backward is done.
 
-        Where some holder's values are not finite, all holders are left with NaN, and the step will be rejected.
+        Where some addend is not finite, all holders are left with NaN, and the step will be rejected.
         """
         names, self._held = self._held, []
-        self.traffic = sum((total.run(self._grads) for total in self._sums.values()), Traffic())
+        self.traffic = sum((total.run(self._grads) for total in self._sums), Traffic())
         return names
+
+    def not_finite(self) -> list[str]:
+        """Name the tensors whose addends on this rank were not finite in the last `add`."""
+        return [name for total in self._sums for name in total.not_finite]
 
 
 class _Sum:
@@ -160,6 +175,7 @@ class _Sum:
 
     def __init__(self, group: Shared, grads: Params, transport: Transport) -> None:
         self._group = group
+        self.not_finite: list[str] = []
         size = sum(spec.size for spec in group.specs)
         self._values: Floats = aligned_zeros(size, grads.flat.dtype)
         self._reducer: Reducer = Direct(group.axis, transport)
@@ -168,17 +184,18 @@ class _Sum:
     def run(self, grads: Params) -> Traffic:
         """Replace the gradients by their sum."""
         parts = self._views()
-        tensor_axis = self._group.axis.name == TENSOR
         for spec in self._group.specs:
-            # What every rank of the tensor axis computes in full is counted once: these may differ in the last bit.
-            once = tensor_axis and not spec.partial and self._group.axis.rank > 0
-            parts[spec.name][:] = 0 if once else grads[spec.name].reshape(-1)
+            parts[spec.name][:] = grads[spec.name].reshape(-1) if self._group.adds(spec) else 0
         pending = self._reducer.start(self._state)
         traffic = pending.wait()
+        self.not_finite = [spec.name for spec in self._group.specs if pending.nonfinite and self._is_bad(grads, spec)]
         for spec in self._group.specs:
             grads[spec.name].reshape(-1)[:] = float("nan") if pending.nonfinite else parts[spec.name]
         self._state.commit()
         return traffic
+
+    def _is_bad(self, grads: Params, spec: ParamSpec) -> bool:
+        return self._group.adds(spec) and count_not_finite(grads[spec.name].reshape(-1)) > 0
 
     def _views(self) -> Mapping[str, Floats]:
         views: dict[str, Floats] = {}

@@ -27,7 +27,7 @@ from mpitrain.parallel.pipeline import Pipeline, PipelineSettings
 from mpitrain.parallel.shared import SharedSums, SharedTensors
 from mpitrain.parallel.tensor import TensorParallel
 from mpitrain.params import Layout, Params, ParamSpec
-from mpitrain.train.exchange import SyncExchange, check_rules, group_of
+from mpitrain.train.exchange import SyncExchange, check_rules, float32_ring_bytes, group_of
 from mpitrain.train.loss import TaskLoss
 from mpitrain.train.model import Part, input_dtype, make_part, make_small_model
 
@@ -106,6 +106,17 @@ class Parts:
         if parallel.pp > 1 and parallel.memory != "none":
             words.append(f"memory={parallel.memory} reference_mb={parallel.reference_mb:g}")
         return " ".join(words)
+
+    @property
+    def fp32_ring_bytes(self) -> int:
+        """What this rank would send of its gradients in a step of an uncompressed float32 ring, without headers."""
+        dp = self.grid.data.size
+        return float32_ring_bytes(self.params.layout.num_parameters, dp) // dp
+
+    def not_finite(self) -> list[str]:
+        """Name the tensors whose gradients on this rank are not finite, after a rejected step."""
+        own = [name for name in self.exchange.not_finite() if name not in self.shared.holders]
+        return [*own, *self.shared_sums.not_finite()]
 
     def array_bytes(self) -> dict[str, int]:
         """Account for the arrays that this rank keeps, in bytes; activations at their peak so far."""

@@ -77,9 +77,10 @@ class Divider:
         chunks = chunks_of(parallel, shape.pp)
         found = [self.units(rank, shape.tp) for rank in range(shape.tp)]
         virtual = shape.pp * chunks
+        given = parallel.cuts if shape.pp > 1 else ()
         return Replica(
             units=found,
-            cuts=check_cuts(parallel.cuts, found[0], virtual) if parallel.cuts else cuts(found[0], virtual),
+            cuts=check_cuts(given, found[0], virtual) if given else cuts(found[0], virtual),
             stages=shape.pp,
             chunks=chunks,
             schedule=parallel.schedule,

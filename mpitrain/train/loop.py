@@ -43,6 +43,7 @@ class Counters:
     skipped_in_a_row: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     replica_bytes: int = 0
+    fp32_ring_bytes: int = 0
     compute_s: float = 0.0
     progress: Progress = field(default_factory=Progress)
 
@@ -117,6 +118,7 @@ class Loop:
         self.counters.step = step
         self.counters.traffic += traffic
         self.counters.replica_bytes += inside.sent_bytes
+        self.counters.fp32_ring_bytes += parts.fp32_ring_bytes
         self.counters.compute_s += compute_s
         row: Row = {
             "step": step,
@@ -227,7 +229,7 @@ class Loop:
         self.parts.pipeline.rollback()
         self.counters.skipped += 1
         self.counters.skipped_in_a_row += 1
-        names = self.parts.exchange.not_finite()
+        names = self.parts.not_finite()
         if names:
             more = f" and {len(names) - 1} more" if len(names) > 1 else ""
             self._narrator.warn(

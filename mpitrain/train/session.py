@@ -18,6 +18,7 @@ from mpitrain.params import Params
 from mpitrain.partition import ShardSpec
 from mpitrain.train.build import Parts
 from mpitrain.train.console import Narrator
+from mpitrain.train.exchange import float32_ring_bytes
 from mpitrain.train.loop import Counters, Loop
 from mpitrain.train.runfolder import RunFolder
 from mpitrain.train.stopping import Progress, StopWish
@@ -31,13 +32,14 @@ FIXED = (
     "data.",
     "exchange.",
     "optim.kind",
+    "train.init",
     "train.seed",
     "train.batch_size",
     "train.class_weights",
 )
 """Settings that a resumed run shares with its past, or it would silently become another one. The grid may change."""
 
-FREE = ("data.path", "data.readers", "exchange.overlap", "model.tied = false")
+FREE = ("data.path", "data.readers", "exchange.overlap", "model.tied = false", 'train.init = ""')
 """Of these, the ones that change no bit; and what was so before there was a choice."""
 
 
@@ -78,6 +80,7 @@ class Session:
         mine = {
             **asdict(counters.traffic),
             "replica_bytes": counters.replica_bytes,
+            "fp32_ring_bytes": counters.fp32_ring_bytes,
             "compute_s": counters.compute_s,
         }
         return cast(list[dict[str, float]], gather(self.world, mine))
@@ -126,7 +129,7 @@ class Session:
             error.agreed = True
             raise error
         self.parts.optimizer_state.step = cast(int, meta["optimizer_step"])
-        self.loop.counters = _counters(snapshot.step, meta, self.world)
+        self.loop.counters = _counters(snapshot.step, meta, self.parts)
         return True
 
 
@@ -136,14 +139,21 @@ def named(kind: str, buffer: Params) -> tuple[dict[str, Floats], dict[str, Shard
     return tensors, {f"{kind}/{spec.name}": spec.shard for spec in buffer.layout.specs if spec.shard}
 
 
-def _counters(step: int, meta: Mapping[str, object], world: Axis) -> Counters:
-    totals = _totals(cast(list[dict[str, float]], meta["totals"]), world)
+def _counters(step: int, meta: Mapping[str, object], parts: Parts) -> Counters:
+    saved = cast(list[dict[str, float]], meta["totals"])
+    totals = _totals(saved, parts.grid.world)
+    # Before models could be split, all ranks had whole ones, and this was not kept.
+    ring_bytes = float32_ring_bytes(parts.num_parameters, len(saved)) * step
+    share = (
+        ring_bytes // len(saved) if len(saved) == parts.grid.world.size else ring_bytes * (parts.grid.world.rank == 0)
+    )
     return Counters(
         step=step,
         skipped=cast(int, meta["skipped"]),
         skipped_in_a_row=cast(int, meta["skipped_in_a_row"]),
         compute_s=totals.pop("compute_s"),
         replica_bytes=int(totals.pop("replica_bytes", 0)),
+        fp32_ring_bytes=int(totals.pop("fp32_ring_bytes", share)),
         traffic=Traffic(**totals),  # type: ignore[arg-type]
         progress=Progress(**cast(dict[str, float], meta["progress"])),  # type: ignore[arg-type]
     )

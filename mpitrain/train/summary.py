@@ -138,12 +138,11 @@ def summarize(parts: Parts, result: Score, *, steps: int, per_rank: list[dict[st
     rest are gradients on the data axis; the baseline is what an uncompressed float32 ring would have sent for them, in
     as many steps, without headers.
     """
-    config, dp = parts.config, parts.grid.data.size
+    config = parts.config
     sent_bytes = sum(int(str(totals["sent_bytes"])) for totals in per_rank)
     inside_bytes = sum(int(str(totals["replica_bytes"])) for totals in per_rank)
     gradient_bytes = sent_bytes - inside_bytes
-    held = sum(int(str(totals["parameters"])) for totals in per_rank)
-    baseline = float32_ring_bytes(held, dp) // dp * steps
+    baseline = sum(int(str(totals["fp32_ring_bytes"])) for totals in per_rank)
     return {
         "metric": {"name": f"test_{result.name}", "value": result.metric},
         "loss": result.loss,
