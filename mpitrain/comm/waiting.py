@@ -13,6 +13,9 @@ SPIN_S = 30e-6
 
 MAX_SLEEP_S = 0.5e-3
 
+LATENESS = 0.01
+"""Share of a wait by which its end may be noticed late."""
+
 
 abandoned: list[object] = []
 """What nobody waits for any more. MPI may still write into its buffers, so they stay for the life of the process."""
@@ -35,7 +38,7 @@ class Waitable(Protocol):
 def wait(what: Waitable, *, timeout_s: float) -> float:
     """Block until ``what`` is complete; return the seconds it took.
 
-    Tests, spins for ``SPIN_S``, then sleeps between tests, for longer and longer but never above ``MAX_SLEEP_S``.
+    Tests, spins for ``SPIN_S``, then sleeps between tests: ``LATENESS`` of what it has waited, at most ``MAX_SLEEP_S``.
 
     Raises
     ------
@@ -43,11 +46,11 @@ def wait(what: Waitable, *, timeout_s: float) -> float:
         Nothing was heard from any peer for ``timeout_s`` seconds.
     """
     start = heard = now = time.perf_counter()
-    progress, pause = what.progress, SPIN_S
+    progress = what.progress
     while not what.poll():
         now = time.perf_counter()
         if what.progress != progress:
-            progress, heard, pause = what.progress, now, SPIN_S
+            progress, heard = what.progress, now
         elif now - heard > timeout_s:
             abandoned.append(what)
             raise PeerLostError(
@@ -55,8 +58,7 @@ def wait(what: Waitable, *, timeout_s: float) -> float:
                 "is down for longer than network.peer_timeout_s"
             )
         if now - heard > SPIN_S:
-            time.sleep(pause)
-            pause = min(2 * pause, MAX_SLEEP_S)
+            time.sleep(min(max(LATENESS * (now - heard), SPIN_S), MAX_SLEEP_S))
     return time.perf_counter() - start
 
 
