@@ -81,13 +81,15 @@ class Loader:
             "named, or start again with --overwrite"
         )
 
-    def load_tensors(self, tensors: Mapping[str, Floats], shards: Mapping[str, ShardSpec], *, step: int | None) -> Meta:
+    def load_tensors(
+        self, tensors: Mapping[str, Floats], shards: Mapping[str, ShardSpec], *, step: int | None, all_of: str | None
+    ) -> Meta:
         """Fill tensors by name; see `CheckpointStore.load_tensors`."""
         steps = self._choices(step)
         chosen = self._pick(steps, step)
         record, meta, damage = self._open(chosen)
         if record is not None:
-            damage = self._reader(record).read(Wanted(tensors, None, shards), complete=False)
+            damage = self._reader(record).read(Wanted(tensors, None, shards), all_of=all_of)
         if record is None or damage:
             refuse(f"{_first(damage)}; {_other_steps(steps, chosen)}")
         return {**meta, "step": record.step, "ranks": record.ranks}
@@ -114,7 +116,7 @@ class Loader:
         agree(self.axis, lambda: _check_fixed(folder, record.fixed, snapshot.fixed), timeout_s=self.timeout_s)
         same = (record.ranks, record.layout) == (self.axis.size, snapshot.layout)
         wanted = Wanted(snapshot.tensors, snapshot.local if same else None, snapshot.shards)
-        if damage := self._reader(record).read(wanted, complete=True):
+        if damage := self._reader(record).read(wanted, all_of=""):
             return None, damage
         snapshot.step, snapshot.meta = record.step, meta
         if not same and any(gather(self.axis, len(snapshot.local), timeout_s=self.timeout_s)) and self.axis.rank == 0:

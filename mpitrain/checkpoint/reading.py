@@ -68,15 +68,15 @@ class StepReader:
     record: Commit
     timeout_s: float
 
-    def read(self, wanted: Wanted, *, complete: bool) -> list[str]:
+    def read(self, wanted: Wanted, *, all_of: str | None) -> list[str]:
         """Fill arrays; return what of the files is damaged, before anything was written to.
 
         Parameters
         ----------
         wanted : Wanted
             Other ranks may want other arrays, and other parts of them.
-        complete : bool
-            Whether the ranks together must want every tensor of the step.
+        all_of : str or None
+            The ranks together must want every tensor of the step whose name begins like this; None: any of them.
 
         Raises
         ------
@@ -84,7 +84,7 @@ class StepReader:
             On all ranks: the step is of another model, or the disk fails.
         """
         claims, having = self._gather_claims(wanted)
-        self._check_model(claims, complete=complete)
+        self._check_model(claims, all_of)
         blocks = list_blocks(self.record.tensors, claims)
         readers = {shard: choose_reader(shard, having) for shard in {block.shard for block in blocks}}
         mine = [block for block in blocks if readers[block.shard] == self.axis.rank]
@@ -117,13 +117,12 @@ class StepReader:
     def _path(self, shard: int) -> Path:
         return self.folder / files.shard_name(shard)
 
-    def _check_model(self, claims: Sequence[Sequence[Claim]], *, complete: bool) -> None:
+    def _check_model(self, claims: Sequence[Sequence[Claim]], all_of: str | None) -> None:
         """Refuse tensors that the step does not hold, or not as they are wanted; all ranks know all claims."""
         tensors = self.record.tensors
         wanted = {claim.name: claim for one in claims for claim in one if claim.group == "tensors"}
-        # A model is asked for as a whole, or it is another one; other kinds of tensors may stay behind.
-        kinds = {name.partition("/")[0] for name in (tensors if complete else wanted)}
-        unknown = sorted(name for name in set(tensors) - set(wanted) if name.partition("/")[0] in kinds)
+        needed = set() if all_of is None else {name for name in tensors if name.startswith(all_of)}
+        unknown = sorted(needed - set(wanted))
         missing = sorted(set(wanted) - set(tensors))
         if unknown or missing:
             shown = f"it holds {unknown[0]}" if unknown else f"it lacks {missing[0]}"

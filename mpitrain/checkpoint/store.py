@@ -239,6 +239,7 @@ class CheckpointStore:
         *,
         shards: Mapping[str, ShardSpec] = files.WHOLE,
         step: int | None = None,
+        all_of: str | None = None,
     ) -> Meta:
         """Fill tensors by name from a step of any number of ranks in any layout. Collective over the axis.
 
@@ -252,6 +253,8 @@ class CheckpointStore:
             As in `Snapshot.shards`.
         step : int, optional
             This step and no other; the newest where left out.
+        all_of : str, optional
+            The ranks together must ask for every tensor whose name begins like this, or it is another model.
 
         Returns
         -------
@@ -263,7 +266,7 @@ class CheckpointStore:
         CheckpointError
             On all ranks: no such step, a damaged or absent shard, or another model.
         """
-        return self._loader.load_tensors(tensors, shards, step=step)
+        return self._loader.load_tensors(tensors, shards, step=step, all_of=all_of)
 
     @property
     def _loader(self) -> Loader:

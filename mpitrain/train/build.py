@@ -108,10 +108,10 @@ class Parts:
         return " ".join(words)
 
     @property
-    def fp32_ring_bytes(self) -> int:
+    def fp32_ring_bytes(self) -> float:
         """What this rank would send of its gradients in a step of an uncompressed float32 ring, without headers."""
         dp = self.grid.data.size
-        return float32_ring_bytes(self.params.layout.num_parameters, dp) // dp
+        return float32_ring_bytes(self.params.layout.num_parameters, dp) / dp
 
     def not_finite(self) -> list[str]:
         """Name the tensors whose gradients on this rank are not finite, after a rejected step."""

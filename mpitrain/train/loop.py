@@ -43,7 +43,7 @@ class Counters:
     skipped_in_a_row: int = 0
     traffic: Traffic = field(default_factory=Traffic)
     replica_bytes: int = 0
-    fp32_ring_bytes: int = 0
+    fp32_ring_bytes: float = 0.0
     compute_s: float = 0.0
     progress: Progress = field(default_factory=Progress)
 

@@ -47,7 +47,7 @@ def score_run(folder: RunFolder, comm: Comm, overrides: list[str], *, step: int 
         meta = store.load_tensors({}, step=step)
         parts = build(resolved.config, grid, Learned(**cast(dict[str, list[str]], meta["learned"])))  # type: ignore[arg-type]
         tensors, shards = named("params", parts.params)
-        store.load_tensors(tensors, shards=shards, step=cast(int, meta["step"]))
+        store.load_tensors(tensors, shards=shards, step=cast(int, meta["step"]), all_of="params/")
         result = evaluate(parts)
     return {
         "run": str(folder.path),

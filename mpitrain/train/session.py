@@ -142,7 +142,7 @@ def named(kind: str, buffer: Params) -> tuple[dict[str, Floats], dict[str, Shard
 def _counters(step: int, meta: Mapping[str, object], parts: Parts) -> Counters:
     saved = cast(list[dict[str, float]], meta["totals"])
     for each in saved:  # before models could be split, all ranks had whole ones, and this was not kept
-        each.setdefault("fp32_ring_bytes", float32_ring_bytes(parts.num_parameters, len(saved)) // len(saved) * step)
+        each.setdefault("fp32_ring_bytes", float32_ring_bytes(parts.num_parameters, len(saved)) / len(saved) * step)
     totals = _totals(saved, parts.grid.world)
     return Counters(
         step=step,
@@ -150,7 +150,7 @@ def _counters(step: int, meta: Mapping[str, object], parts: Parts) -> Counters:
         skipped_in_a_row=cast(int, meta["skipped_in_a_row"]),
         compute_s=totals.pop("compute_s"),
         replica_bytes=int(totals.pop("replica_bytes", 0)),
-        fp32_ring_bytes=int(totals.pop("fp32_ring_bytes")),
+        fp32_ring_bytes=totals.pop("fp32_ring_bytes"),
         traffic=Traffic(**totals),  # type: ignore[arg-type]
         progress=Progress(**cast(dict[str, float], meta["progress"])),  # type: ignore[arg-type]
     )

@@ -82,7 +82,7 @@ def _first_weights(session: Session) -> None:
     parts, config = session.parts, session.parts.config
     if config.train.init:
         tensors, shards = named("params", parts.params)
-        initial_store(config.train.init, session.world).load_tensors(tensors, shards=shards)
+        initial_store(config.train.init, session.world).load_tensors(tensors, shards=shards, all_of="params/")
     else:
         parts.params.initialize(config.train.seed)
     timeout_s = config.network.peer_timeout_s

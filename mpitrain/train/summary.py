@@ -142,7 +142,7 @@ def summarize(parts: Parts, result: Score, *, steps: int, per_rank: list[dict[st
     sent_bytes = sum(int(str(totals["sent_bytes"])) for totals in per_rank)
     inside_bytes = sum(int(str(totals["replica_bytes"])) for totals in per_rank)
     gradient_bytes = sent_bytes - inside_bytes
-    baseline = sum(int(str(totals["fp32_ring_bytes"])) for totals in per_rank)
+    baseline = round(sum(float(str(totals["fp32_ring_bytes"])) for totals in per_rank))
     return {
         "metric": {"name": f"test_{result.name}", "value": result.metric},
         "loss": result.loss,

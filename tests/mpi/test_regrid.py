@@ -11,6 +11,7 @@ from mpi4py import MPI
 from mpitrain.comm.agreement import gather
 from mpitrain.comm.grid import Axis, ProcessGrid
 from mpitrain.config.load import resolve
+from mpitrain.errors import CheckpointError, ConfigError
 from mpitrain.partition import GridShape
 from mpitrain.train.run import train
 from mpitrain.train.session import Session
@@ -20,7 +21,7 @@ WORLD = MPI.COMM_WORLD.Get_size()
 PAIRS = [*itertools.permutations(GRIDS, 2)]
 # Twelve pairs on four ranks; the arithmetic of all pairs up to eight ranks has tests without ranks.
 PAIRS = PAIRS[::2][:12] if WORLD == 4 else PAIRS[:2]
-MODEL = {"task": "lm", "layers": 2, "d_model": 40, "heads": 20, "d_ff": 60, "tied": True, "dropout": 0.1}
+MODEL = {"task": "lm", "layers": 2, "d_model": 60, "heads": 60, "d_ff": 60, "tied": True, "dropout": 0.1}
 RUN = {
     "model": MODEL,
     "data": {"kind": "text", "stations": 8, "window": 8, "stride": 4000, "placement": "shuffled"},
@@ -136,3 +137,38 @@ def test_m15_grids_by_the_thousand(world):
         with ProcessGrid(world, GridShape(2, 2, 1)) as grid:
             assert grid.among(grid.pipeline, [0, 1], "tied") is not None
     assert Axis(world).size == 4
+
+
+def test_first_weights_of_another_run(world, folder, loaded):
+    """train.init takes the whole model of a run on any grid, and no other model; a resumed run keeps its origin."""
+    before, after = GRIDS[0], GRIDS[-1]
+    base = train(settings(folder / "base", before, 3), world)
+    init = RUN["train"] | {"init": str(folder / "base")}
+    tuned = train(settings(folder / "tuned", after, 2, train=init), world)
+    assert tuned["loss"] < base["loss"] + 0.1  # not from the start again
+    for wrong, message in (
+        ({"layers": 1}, r"it holds params/blocks\.1"),
+        ({"layers": 3}, r"it lacks params/blocks\.2"),
+        ({"tied": False}, r"it lacks params/head\.weight"),
+    ):
+        other = settings(folder / "other", after, 2, model=MODEL | wrong, train=init)
+        with pytest.raises(CheckpointError, match=message):
+            train(other, world, overwrite=True)
+    with pytest.raises(CheckpointError, match=r"train\.init"):
+        train(settings(folder / "tuned", after, 4), world, resume="newest")
+    with pytest.raises(ConfigError, match="not a run folder"):
+        train(settings(folder / "other", after, 2, train=RUN["train"] | {"init": str(folder)}), world, overwrite=True)
+
+
+def test_the_yardstick_follows_the_grid(world, folder):
+    """The bytes of a float32 ring add up over the grids that a run has had."""
+    one, other = GridShape(WORLD), GridShape(1, WORLD)
+    first = train(settings(folder, one, 2), world)
+    second = train(settings(folder, other, 4), world, resume="newest")
+    third = train(settings(folder, one, 6), world, resume="newest")
+    assert (
+        second["fp32_ring_bytes_total"] == first["fp32_ring_bytes_total"] == first["num_parameters"] * 16 * (WORLD - 1)
+    )
+    assert third["fp32_ring_bytes_total"] == 2 * first["fp32_ring_bytes_total"]
+    if WORLD > 1:
+        assert third["ratio"] == pytest.approx(first["ratio"])
