@@ -75,6 +75,7 @@ class Loop:
         self._faults = faults
         self._position = position
         self._held_back: list[str] = []
+        self._waited = Traffic()
 
     def step(self) -> tuple[Row, bool]:
         """Take one step. Collective over the world.
@@ -102,9 +103,10 @@ class Loop:
         with np.errstate(all="ignore"):  # what is not finite is found, and the step rejected, by the exchange
             sums = self._gradients(step, stop=stop)
         outcome = parts.exchange.finish()
-        loss_sum, weight, metric_sum, stops = sums.wait().sum_in_order()
+        self._waited = Traffic()
+        loss_sum, weight, metric_sum, stops = self._sums_of(sums)
+        norm = self._agreed_norm(accepted=outcome.accepted)
         with self._event("update"):
-            norm = self._agreed_norm(accepted=outcome.accepted)
             if norm is None:
                 self._skip(step)
             else:
@@ -112,7 +114,7 @@ class Loop:
 
         result = score(parts.config.model.task, loss_sum, weight, metric_sum)
         inside = parts.traffic_inside()
-        traffic = outcome.traffic + inside
+        traffic = outcome.traffic + inside + self._waited
         seconds = time.perf_counter() - begin
         compute_s = seconds - traffic.encode_s - traffic.decode_s - traffic.wait_s
         self.counters.step = step
@@ -209,8 +211,16 @@ class Loop:
         squares = sum(sum_of_squares(parts.grads.flat[a:b]) for a, b in parts.counted_ranges) if accepted else 0.0
         mine = np.array([squares, float(not accepted)])
         timeout_s = parts.config.network.peer_timeout_s
-        total, rejected = NumberGather(parts.grid.replica, mine, timeout_s=timeout_s).wait().sum_in_order()
+        total, rejected = self._sums_of(NumberGather(parts.grid.replica, mine, timeout_s=timeout_s))
         return None if rejected else sqrt(total)
+
+    def _sums_of(self, numbers: NumberGather) -> tuple[float, ...]:
+        """Wait for numbers of all ranks, and note how long: a stage that is done early waits here for the others."""
+        begin = time.perf_counter()
+        with self._event("wait"):
+            sums = numbers.wait().sum_in_order()
+        self._waited += Traffic(wait_s=time.perf_counter() - begin)
+        return sums
 
     def _update(self, lr: float, norm: float) -> None:
         """Accept the exchange and move the weights; ``norm`` is that of the gradient before clipping."""

@@ -182,13 +182,13 @@ def check_replica(form, grid):
 TOKEN_DATA = {"kind": "text", "stations": 8, "window": 8, "stride": 4000, "placement": "shuffled"}
 SPLIT_RUNS = {
     "tied": {
-        "model": {"task": "lm", "layers": 3, "d_model": 40, "heads": 20, "d_ff": 60, "tied": True, "dropout": 0.1},
+        "model": {"task": "lm", "layers": 3, "d_model": 60, "heads": 60, "d_ff": 60, "tied": True, "dropout": 0.1},
         "data": TOKEN_DATA,
         "exchange": {"codec": "int8", "memory": "residual"},
         "parallel": {"codec": "int8", "gradient_codec": "fp16", "memory": "delta", "tensor_codec": "int4"},
     },
     "classify": {
-        "model": {"layers": 3, "d_model": 40, "heads": 20, "d_ff": 60},
+        "model": {"layers": 3, "d_model": 60, "heads": 60, "d_ff": 60},
         "data": BASE["data"] | {"placement": "shuffled"},
         "exchange": {"codec": "int4", "memory": "delta", "collective": "ring", "bucket_mb": 0.01},
         "parallel": {"sequence": True, "recompute": True, "schedule": "afab"},
