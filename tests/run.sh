@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Makes .venv with the package and runs all tests: unit, then on 1 to 5 ranks, then whole commands.
+# Makes .venv with the package and runs all tests: unit, then on 1 to 8 ranks, then whole commands.
 # Any arguments go to pytest (for example: bash tests/run.sh -k ring).
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -23,7 +23,7 @@ for ranks in 1 2 3 4 5; do
     echo "== $ranks ranks ${transport[$ranks]:-}"
     env ${transport[$ranks]:+"${transport[$ranks]}"} "${mpirun[@]}" -n "$ranks" "$python" -m pytest "${quiet[@]}" --with-mpi --only-mpi --ledger "$ledger" tests/mpi "$@"
 done
-# Every way to divide up to eight ranks into data, pipeline and tensor axes.
+# Six to eight ranks: every way to divide them into data, pipeline (up to six stages) and tensor axes.
 for ranks in 6 7 8; do
     echo "== $ranks ranks, grids"
     "${mpirun[@]}" -n "$ranks" "$python" -m pytest "${quiet[@]}" --with-mpi --only-mpi --ledger "$ledger" tests/mpi/test_grids.py::test_gradients_of_every_grid "$@"

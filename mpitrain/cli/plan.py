@@ -61,7 +61,7 @@ def main(config: Path, ranks: int, overrides: list[str], *, measure: bool, outpu
         print(f"mpitrain: {error}", file=sys.stderr)
         return int(error.exit_code)
     _show(costs, ranks, possible, refused)
-    return 0
+    return 0 if possible else ExitCode.CONFIG
 
 
 def _show(costs: Costs, ranks: int, possible: Sequence[LayoutCost], refused: Refused) -> None:

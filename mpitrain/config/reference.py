@@ -109,17 +109,20 @@ def _default(value: object) -> str:
 
 
 def readers(dotted: str) -> str:
-    """Name the choices that read a key; empty where all do."""
+    """Name the choices that read a key, each of which must be one of these; empty where all do."""
     found = []
     for choice, table in READ_BY.items():
         section = choice.partition(".")[0]
-        for word, keys in table.items():
-            if dotted in (key if "." in key else f"{section}.{key}" for key in keys.split()):
-                found.append(f'`{choice} = "{word}"`')
+        words = [
+            f'`{choice} = "{word}"`'
+            for word, keys in table.items()
+            if dotted in (key if "." in key else f"{section}.{key}" for key in keys.split())
+        ]
+        found += [" or ".join(words)] * bool(words)
     section, _, name = dotted.partition(".")
     found += [
         f"`parallel.{axis}` > 1"
         for axis, keys in READ_BY_SPLIT.items()
         if section == "parallel" and name in keys.split()
     ]
-    return " or ".join(found)
+    return " and ".join(found)

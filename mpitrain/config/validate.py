@@ -57,7 +57,7 @@ def _is_lossy(exchange: ExchangeConfig) -> bool:
 
 
 MICRO_BATCHES_A_STAGE = 4
-"""Default of micro-batches for each stage: a bubble of about a fifth."""
+"""Default of micro-batches for each stage: a bubble of at most a fifth."""
 
 MOST_HEADS = 1024
 """Up to where divisors of the model width are suggested."""

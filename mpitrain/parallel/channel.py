@@ -44,7 +44,7 @@ class Wire:
     piece_bytes : int
         Length of the pieces of a message; the same on all ranks.
     nonfinite : bool
-        Whether a message since the last ``reset`` carried a flag in place of values, here or on its way here.
+        Whether a message since the caller last cleared it carried a flag in place of values, here or on its way here.
     """
 
     def __init__(self, axis: Axis, transport: Transport) -> None:

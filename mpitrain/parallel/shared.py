@@ -11,7 +11,7 @@ from typing import cast
 
 from mpitrain.arrays import Floats, aligned_zeros
 from mpitrain.codecs.registry import make_codec
-from mpitrain.collectives.base import Bucket, BucketState, Reducer, Traffic, Transport
+from mpitrain.collectives.base import Bucket, BucketState, Event, Reducer, Traffic, Transport
 from mpitrain.collectives.direct import Direct
 from mpitrain.comm.agreement import gather
 from mpitrain.comm.grid import Axis, ProcessGrid
@@ -141,6 +141,8 @@ class SharedSums:
     ----------
     traffic : Traffic
         What this rank has sent for them since the last `add`.
+    events : list of Event or None
+        Where to note what was done when; None to note nothing.
     """
 
     def __init__(self, shared: SharedTensors, grads: Params, transport: Transport) -> None:
@@ -149,6 +151,7 @@ class SharedSums:
         self._sums = [_Sum(group, grads, transport) for group in shared.groups.values()]
         self._held: list[str] = []
         self.traffic = Traffic()
+        self.events: list[Event] | None = None
 
     def hold(self, names: Collection[str]) -> list[str]:
         """Take note of finished gradients; return those that nobody shares, which may leave at once."""
@@ -162,7 +165,7 @@ class SharedSums:
         Where some addend is not finite, all holders are left with NaN, and the step will be rejected.
         """
         names, self._held = self._held, []
-        self.traffic = sum((total.run(self._grads) for total in self._sums), Traffic())
+        self.traffic = sum((total.run(self._grads, self.events) for total in self._sums), Traffic())
         return names
 
     def not_finite(self) -> list[str]:
@@ -181,9 +184,10 @@ class _Sum:
         self._reducer: Reducer = Direct(group.axis, transport)
         self._state: BucketState = self._reducer.open(Bucket(self._values), make_codec("raw", grads.flat.dtype), "none")
 
-    def run(self, grads: Params) -> Traffic:
+    def run(self, grads: Params, events: list[Event] | None) -> Traffic:
         """Replace the gradients by their sum."""
         parts = self._views()
+        self._reducer.events = events
         for spec in self._group.specs:
             parts[spec.name][:] = grads[spec.name].reshape(-1) if self._group.adds(spec) else 0
         pending = self._reducer.start(self._state)

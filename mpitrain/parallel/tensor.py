@@ -9,7 +9,7 @@ import numpy.typing as npt
 from mpitrain.arrays import Floats, aligned_zeros
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.registry import make_codec
-from mpitrain.collectives.base import Bucket, BucketState, Pending, Traffic, Transport
+from mpitrain.collectives.base import Bucket, BucketState, Event, Pending, Traffic, Transport
 from mpitrain.collectives.direct import Direct
 from mpitrain.comm.grid import Axis
 from mpitrain.nn.split import TensorSplit
@@ -63,9 +63,13 @@ class TensorParallel(TensorSplit):
         self._states: OrderedDict[tuple[int, ...], BucketState] = OrderedDict()
 
     @property
-    def streams(self) -> list[tuple[Codec, str]]:
-        """List the codecs in use, each with its memory, to compile their kernels; none on one rank."""
-        return [(self._codec, "none"), (self._raw, "none")] if self.size > 1 else []
+    def events(self) -> list[Event] | None:
+        """Where to note what was done when; None to note nothing."""
+        return self._direct.events
+
+    @events.setter
+    def events(self, value: list[Event] | None) -> None:
+        self._direct.events = value
 
     @property
     def held_bytes(self) -> int:

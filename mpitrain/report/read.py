@@ -70,6 +70,12 @@ class Run:
         return [number(row, key) for row in self.rows]
 
     @property
+    def gradient_bytes(self) -> list[float]:
+        """Return the bytes a row that went from replica to replica; what stays within one is no gradient of a ring."""
+        rows = zip(self.column("sent_bytes"), self.column("replica_bytes"), strict=True)
+        return [sent - (0.0 if math.isnan(inside) else inside) for sent, inside in rows]
+
+    @property
     def metric(self) -> str:
         """Name of what is measured, as in ``accuracy``; empty where nothing tells."""
         told = str(table(self.summary, "metric").get("name", ""))

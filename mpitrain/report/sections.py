@@ -95,8 +95,8 @@ def _tests(group: Sequence[Entry], suffix: str) -> list[str]:
 
 def _loss_over_bytes(group: Sequence[Entry], suffix: str) -> str:
     """Draw what compression buys: how far the loss comes for as many bytes."""
-    title = "Training loss over bytes sent" + suffix
-    sums = {style: running_sum(run.column("sent_bytes")) for style, run in group}
+    title = "Training loss over bytes of gradients" + suffix
+    sums = {style: running_sum(run.gradient_bytes) for style, run in group}
     sending = [(style, run) for style, run in group if sums[style] and sums[style][-1] > 0]
     size, name = unit(max([sums[style][-1] for style, _ in sending] or [0.0]), BYTE_UNITS)
     lines = []
@@ -113,8 +113,8 @@ def _loss_over_bytes(group: Sequence[Entry], suffix: str) -> str:
 
 def traffic(runs: Sequence[Run]) -> str:
     """Draw cumulated bytes beside what a float32 ring would have sent."""
-    title = "Bytes sent, cumulated"
-    sums = [running_sum(run.column("sent_bytes")) for run in runs]
+    title = "Bytes of gradients sent, cumulated"
+    sums = [running_sum(run.gradient_bytes) for run in runs]
     rings = dict.fromkeys(ring for run in runs if (ring := ring_bytes(run)))
     last = max((number(run.rows[-1], "step") for run in runs if run.rows), default=0.0)
     largest = max([values[-1] for values in sums if values] + [ring * last for ring in rings], default=0.0)

@@ -7,7 +7,7 @@ import numpy.typing as npt
 
 from mpitrain.arrays import Floats, Ints
 from mpitrain.codecs.registry import make_codec
-from mpitrain.collectives.base import Traffic, Transport, compile_kernels
+from mpitrain.collectives.base import Event, Traffic, Transport, compile_kernels
 from mpitrain.collectives.registry import make_reducer
 from mpitrain.comm.agreement import agree, first_on_node, same_everywhere, sum_arrays
 from mpitrain.comm.grid import Axis, ProcessGrid
@@ -96,13 +96,14 @@ class Parts:
 
     @property
     def layout(self) -> str:
-        """Say in words what decides which memories a rank has."""
+        """Say in words what memories of codecs depend on: a run resumed with another layout starts them anew."""
         parallel = self.config.parallel
         words = [str(self.grid.shape)]
-        if parallel.tp > 1 and parallel.sequence:
-            words.append("sequence")
+        if parallel.tp > 1:
+            words.append(f"sums={parallel.tensor_codec}" + " sequence" * parallel.sequence)
         if parallel.pp > 1:
             words.append(f"chunks={parallel.chunks} cuts={','.join(map(str, self.part.cuts))}")
+            words.append(f"channels={parallel.codec},{parallel.gradient_codec}")
         if parallel.pp > 1 and parallel.memory != "none":
             words.append(f"memory={parallel.memory} reference_mb={parallel.reference_mb:g}")
         return " ".join(words)
@@ -129,6 +130,10 @@ class Parts:
             "activations_bytes": self.pipeline.peak_bytes,
         }
         return kept | {"array_bytes": sum(kept.values())}
+
+    def note_events(self, events: list[Event] | None) -> None:
+        """Have everything that exchanges note there what it does when; None to note nothing."""
+        self.exchange.reducer.events = self.pipeline.events = self.tensor.events = self.shared_sums.events = events
 
     def traffic_inside(self) -> Traffic:
         """Take what this rank has spent within its replica since the last call."""

@@ -141,11 +141,6 @@ class SyncExchange:
         self._missing: list[int] = []
         self._pending: list[Pending] = []
 
-    @property
-    def streams(self) -> list[tuple[Codec, str]]:
-        """List the codec and memory of every bucket."""
-        return [(state.codec, state.memory) for state in self._states]
-
     def begin(self, step: int) -> None:
         """Expect the gradients of a step."""
         self._step = step

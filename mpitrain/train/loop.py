@@ -47,6 +47,14 @@ class Counters:
     compute_s: float = 0.0
     progress: Progress = field(default_factory=Progress)
 
+    def count(self, step: int, traffic: Traffic, replica_bytes: int, fp32_ring_bytes: float, compute_s: float) -> None:
+        """Count a step that was taken or skipped."""
+        self.step = step
+        self.traffic += traffic
+        self.replica_bytes += replica_bytes
+        self.fp32_ring_bytes += fp32_ring_bytes
+        self.compute_s += compute_s
+
 
 class Loop:
     """Takes steps.
@@ -96,7 +104,8 @@ class Loop:
         parts, step = self.parts, self.counters.step + 1
         self._position.step = step
         self._faults.at_step(step)
-        self.events = parts.exchange.reducer.events = parts.pipeline.events = []
+        self.events = []
+        parts.note_events(self.events)
         stop = bool(self._wish.reason(step))
 
         lr = parts.schedule(step - 1)
@@ -105,23 +114,20 @@ class Loop:
         outcome = parts.exchange.finish()
         self._waited = Traffic()
         loss_sum, weight, metric_sum, stops = self._sums_of(sums)
-        norm = self._agreed_norm(accepted=outcome.accepted)
+        norm = self._agreed_norm(accepted=outcome.accepted and not parts.pipeline.nonfinite)
         with self._event("update"):
             if norm is None:
                 self._skip(step)
             else:
                 self._update(lr, norm)
 
+        parts.note_events(None)  # evaluations use the same channels, and are no part of a step
         result = score(parts.config.model.task, loss_sum, weight, metric_sum)
         inside = parts.traffic_inside()
         traffic = outcome.traffic + inside + self._waited
         seconds = time.perf_counter() - begin
         compute_s = seconds - traffic.encode_s - traffic.decode_s - traffic.wait_s
-        self.counters.step = step
-        self.counters.traffic += traffic
-        self.counters.replica_bytes += inside.sent_bytes
-        self.counters.fp32_ring_bytes += parts.fp32_ring_bytes
-        self.counters.compute_s += compute_s
+        self.counters.count(step, traffic, inside.sent_bytes, parts.fp32_ring_bytes, compute_s)
         row: Row = {
             "step": step,
             "time_s": time.time(),

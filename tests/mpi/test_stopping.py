@@ -118,6 +118,11 @@ def test_summary_of_all_ranks(world, folder):
     assert [lane["rank"] for lane in timeline["ranks"]] == list(range(world.size))
     for lane in timeline["ranks"]:
         names = {name for name, _, _ in lane["events"]}
+        # The evaluation that follows the step is no part of it.
+        assert [name for name, _, _ in lane["events"]].count("forward") == 1
+        assert max(end for _, _, end in lane["events"]) == max(
+            end for name, _, end in lane["events"] if name == "update"
+        )
         assert {"read", "forward", "backward", "update"} <= names
         assert ({"encode", "decode", "wait"} <= names) == (world.size > 1)
         assert all(0 <= start <= end for _, start, end in lane["events"])

@@ -152,7 +152,7 @@ def test_several_runs_share_charts_and_a_legend(tmp_path):
     runs = [whole(tmp_path / "int8"), whole(tmp_path / "raw", codec="raw", memory="none", ratio=1.001)]
     text = page(read_runs(runs))
     told = check(text)
-    assert told.count("Training loss over bytes sent") == 1
+    assert told.count("Training loss over bytes of gradients") == 1
     assert text.count('class="line c0 d0"') == text.count('class="line c1 d1"')
     assert differences(read_runs(runs)) == {"exchange.codec": ['"int8"', '"raw"']}
     assert fact_table(read_runs(runs))["bytes vs float32 ring"] == ["3.8x fewer", "as many"]
