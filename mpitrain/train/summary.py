@@ -73,13 +73,18 @@ def describe(parts: Parts) -> list[str]:
         *_split(parts),
         f"optim     {optim.kind}, lr {optim.lr:g}, {optim.schedule} after {optim.warmup_steps} steps of warm-up",
         f"exchange  {config.exchange.when}, {config.exchange.collective}, {', '.join(codecs)}; "
-        f"memory {config.exchange.memory}, {count(len(exchange.sizes()), 'bucket')}",
+        f"memory {config.exchange.memory}, {count(len(exchange.sizes()), 'bucket')}{_where(parts)}",
         f"run       {config.run.folder}",
     ]
     wanted = os.environ.get("OMP_NUM_THREADS") or os.environ.get("OPENBLAS_NUM_THREADS") or ""
     threads = count(int(wanted), "BLAS thread") if wanted.isdecimal() else "all BLAS threads"
     kernels = f"kept in {cache_folder}" if cache_folder else "compiled anew at every start: no folder can be written"
     return [*lines, f"machine   {threads} a rank, kernels {kernels}"]
+
+
+def _where(parts: Parts) -> str:
+    """Tell whose part of the model was counted, if there are several."""
+    return " (rank 0's part)" if parts.grid.replica.size > 1 else ""
 
 
 def _micro_batches(parts: Parts) -> str:
