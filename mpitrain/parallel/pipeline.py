@@ -233,7 +233,11 @@ class Pipeline:
 
     @property
     def nonfinite(self) -> bool:
-        """Whether a message of the last ``run``, from or to this rank, was not finite: the step must be rejected."""
+        """Whether a message of the last ``run``, from or to this rank, was not finite.
+
+        Known to its two ends alone. All ranks learn of it by the NaN that it leaves in gradients on every stage, which
+        the exchange finds and the replica agrees on.
+        """
         return self._wire.nonfinite
 
     @property

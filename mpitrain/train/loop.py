@@ -114,7 +114,7 @@ class Loop:
         outcome = parts.exchange.finish()
         self._waited = Traffic()
         loss_sum, weight, metric_sum, stops = self._sums_of(sums)
-        norm = self._agreed_norm(accepted=outcome.accepted and not parts.pipeline.nonfinite)
+        norm = self._agreed_norm(accepted=outcome.accepted)
         with self._event("update"):
             if norm is None:
                 self._skip(step)
