@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -83,12 +84,12 @@ def pid_of_rank(rank, config):
 
 
 def assert_stopped(result, run, reason):
-    """One checkpoint at the last step that was logged, one message, exit code 75."""
+    """One checkpoint at the last step that was logged, one message, exit code 75; `reason` is a regular expression."""
     assert result.returncode == ExitCode.STOPPED, result.stderr
     (step,) = committed_steps(run / "checkpoints")
     assert [row["step"] for row in rows(run)] == list(range(1, step + 1))
     (message,) = messages(result)
-    assert message.startswith(f"mpitrain: stopped after step {step} by {reason}, with a checkpoint"), message
+    assert re.match(f"mpitrain: stopped after step {step} by {reason}, with a checkpoint", message), message
     assert not (run / "summary.json").exists()
     assert json.loads((run / "timeline.json").read_text())["step"] == step
     return step
@@ -179,7 +180,7 @@ def test_time_limit(tmp_path):
     """S11: a run that would go on for ever ends by itself before its time is over, and goes on later."""
     config, run = write_config(tmp_path, steps=ENDLESS)
     result = train(2, config, "--set", "run.time_limit_s=6", "--set", "run.time_margin_s=2")
-    step = assert_stopped(result, run, "run.time_limit_s = 6 on rank 0")
+    step = assert_stopped(result, run, "run.time_limit_s = 6 on rank [01]")
     assert_goes_on(config, run, step, 2)
 
 
