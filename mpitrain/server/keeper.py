@@ -52,7 +52,7 @@ class Keeper:
     ----------
     pieces : list of Piece
         The buckets that the server owns.
-    params : Params
+    params, grads : Params
         Of the layout `layout_of` the pieces.
     optimizer, state
         What moves them.
@@ -61,11 +61,17 @@ class Keeper:
     """
 
     def __init__(
-        self, pieces: Sequence[Piece], params: Params, optimizer: Optimizer, state: OptimizerState, policy: Policy
+        self,
+        pieces: Sequence[Piece],
+        params: Params,
+        grads: Params,
+        optimizer: Optimizer,
+        state: OptimizerState,
+        policy: Policy,
     ) -> None:
         self.pieces, self.params, self.state, self.policy = pieces, params, state, policy
         self._optimizer = optimizer
-        self._grads = params.zeros_like()
+        self._grads = grads
         groups = params.layout.groups
         self.ranges = [groups[f"bucket {piece.index}"] for piece in pieces]
         self._counted = [self._counted_ranges(piece) for piece in pieces]

@@ -19,8 +19,6 @@ class Push(NamedTuple):
         Of the weights that the gradient was computed on: updates in them, and newest complete clock.
     samples, divisor : float
         Samples behind the gradient, and by what number of them their sum was divided.
-    loss_sum, weight, metric_sum : float
-        Over these samples.
     finite : float
         0 where some rank of the replica met NaN or infinity: the push is void.
     lost : float
@@ -34,9 +32,6 @@ class Push(NamedTuple):
     held: float = 0
     samples: float = 1
     divisor: float = 1
-    loss_sum: float = 0
-    weight: float = 0
-    metric_sum: float = 0
     finite: float = 1
     lost: float = 0
     stop: float = 0

@@ -102,8 +102,6 @@ class Service:
         The same on all servers and workers.
     keeper : Keeper
         The weights.
-    clocks : Clocks
-        The state at the start; only the sequencer's is fed.
 
     Attributes
     ----------
@@ -115,12 +113,13 @@ class Service:
         Whether the weights are no longer finite.
     """
 
-    def __init__(self, link: Link, servers: Axis, setting: Setting, keeper: Keeper, clocks: Clocks) -> None:
-        self.link, self.setting, self.keeper, self.clocks = link, setting, keeper, clocks
+    def __init__(self, link: Link, servers: Axis, setting: Setting, keeper: Keeper) -> None:
+        self.link, self.setting, self.keeper = link, setting, keeper
         self.record = Record()
         self.rejected = 0
         self.unsound = False
-        self.version, self.clock, self.last = clocks.version, clocks.clock, clocks.last
+        self.version = self.clock = self.last = 0
+        self._clocks = Clocks(setting.workers, setting.rule)
         self._servers = servers
         self._orders = Link(servers, link.transport)
         most = 4 + 2 * setting.workers * (slots_of(setting.rule) + 1)
@@ -139,17 +138,23 @@ class Service:
 
     # Rounds
 
+    def start(self, clock: int, version: int) -> None:
+        """Go on from a clock and a number of updates, before the first round."""
+        self.clock = self.last = clock
+        self.version = version
+        self._clocks = Clocks(self.setting.workers, self.setting.rule, clock=clock, version=version)
+
     def begin_round(self, last: int) -> None:
         """Serve up to clock ``last``, from weights that all workers hold."""
         if self._in is None:
-            self.clocks.begin_round(last)
+            self._clocks.begin_round(last)
         self.last, self._over = last, False
         for client in self._clients:
             client.begin_round(self.clock, self.version)
 
     def stop(self) -> None:
         """End the round as early as may be; only the sequencer's wish counts."""
-        self.clocks.stop()
+        self._clocks.stop()
 
     @property
     def traffic(self) -> Traffic:
@@ -195,10 +200,10 @@ class Service:
     def _order(self, worker: int, push: Push) -> None:
         """Let the clocks decide what a push means, and tell the other servers."""
         if push.stop:
-            self.clocks.stop()
-        for op in self.clocks.push(worker):
-            order = pack(op, self.clocks.last)
-            self._ops.append((op, self.clocks.last))
+            self._clocks.stop()
+        for op in self._clocks.push(worker):
+            order = pack(op, self._clocks.last)
+            self._ops.append((op, self._clocks.last))
             for out in self._out:
                 out.send(order)
 

@@ -11,7 +11,7 @@ from mpitrain.comm.grid import Axis
 from mpitrain.comm.waiting import wait
 from mpitrain.optim.optimizer import OptimizerState, Sgd
 from mpitrain.params import Layout, Params, ParamSpec
-from mpitrain.server.clocks import Clocks, Rule
+from mpitrain.server.clocks import Rule
 from mpitrain.server.keeper import Keeper, Policy, layout_of
 from mpitrain.server.link import Link
 from mpitrain.server.service import Service
@@ -93,8 +93,8 @@ class Cluster:
             kept.initialize(3)
             optimizer = optimizer or Sgd(momentum=0.9)
             policy = policy or Policy(rate=lambda version, staleness: 0.1)
-            keeper = Keeper(own, kept, optimizer, optimizer.init(kept), policy)
-            self.seen.service = Service(self.link, self.inner, self.setting, keeper, Clocks(self.workers, rule))
+            keeper = Keeper(own, kept, kept.zeros_like(), optimizer, optimizer.init(kept), policy)
+            self.seen.service = Service(self.link, self.inner, self.setting, keeper)
             self.seen.params = kept
         else:
             self.seen.worker = Worker(
