@@ -173,7 +173,7 @@ def build(
     shared = SharedTensors(grid, specs)
     params = Params(Layout(specs, group_of(config.exchange, shared.holders)), dtype)
     grads = params.zeros_like()
-    reducer = make_reducer(config.exchange.collective, grid.data, transport)
+    reducer = make_reducer(config.exchange.collective, grid.data, transport, servers=grid.shape.servers)
     exchange = SyncExchange(reducer, grads, config.exchange, seed=config.train.seed, shared=shared.holders)
     agree(grid.world, lambda: check_rules(part.sizes, config.exchange))
     model = config.model
