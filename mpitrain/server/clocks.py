@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from mpitrain.config.schema import ExchangeConfig
 from mpitrain.errors import ProtocolError
 
 ASYNC = "async"
@@ -38,6 +39,14 @@ class Rule:
     window: int = 1
     aggregate: int | None = None
     late: str = "apply"
+
+
+def rule_of(exchange: ExchangeConfig) -> Rule:
+    """Read the rule of a server from its configuration; keys that the mode does not read have no effect."""
+    if exchange.mode == ASYNC:
+        return Rule(ASYNC, window=exchange.window)
+    staleness = exchange.staleness if exchange.mode == "ssp" else 0
+    return Rule(staleness=staleness, aggregate=exchange.aggregate, late=exchange.late)
 
 
 class Apply(NamedTuple):

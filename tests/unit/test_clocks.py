@@ -6,8 +6,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpitrain.config.schema import ExchangeConfig
 from mpitrain.errors import ProtocolError
-from mpitrain.server.clocks import Apply, Clocks, Drop, Refresh, Reply, Rule, Turns, granted, may_go, staleness_of
+from mpitrain.server.clocks import (
+    Apply,
+    Clocks,
+    Drop,
+    Refresh,
+    Reply,
+    Rule,
+    Turns,
+    granted,
+    may_go,
+    rule_of,
+    staleness_of,
+)
 
 
 def started(workers, last, **rule):
@@ -341,6 +354,15 @@ def test_pushes_out_of_place_are_refused():
     assert clocks.push(0)[-1] == Refresh()
     with pytest.raises(RuntimeError, match="up to clock 1 cannot begin at clock 1, ended: True"):
         clocks.begin_round(1)
+
+
+def test_the_rule_of_a_configuration():
+    """Sync is ssp(0), whatever else is set."""
+    settings = {"staleness": 3, "window": 2, "aggregate": 2, "late": "drop"}
+    rules = {mode: rule_of(ExchangeConfig(mode=mode, **settings)) for mode in ("sync", "ssp", "async")}
+    assert rules["sync"] == Rule("ssp", staleness=0, aggregate=2, late="drop")
+    assert rules["ssp"] == Rule("ssp", staleness=3, aggregate=2, late="drop")
+    assert rules["async"] == Rule("async", window=2)
 
 
 def test_staleness_counts_updates_between():
