@@ -71,12 +71,16 @@ class Client:
         """Whether the worker waits for an answer."""
         return self.arrived > self.answered
 
-    def poll(self) -> Iterator[Push]:
-        """Advance all messages; yield the pushes that are complete now."""
+    def poll(self, last: int) -> Iterator[Push]:
+        """Advance all messages; yield the pushes that are complete now, up to clock ``last``.
+
+        A worker that has the weights of the end of a round may begin the next one before this server does.
+        """
         self._outbox.poll()
         for change in self.changes:
             change.poll()
-        while self._newest - self.consumed < self._slots and (values := self._inbox.take()) is not None:
+        room = min(self._slots + self.consumed, last)
+        while self._newest < room and (values := self._inbox.take()) is not None:
             push = Push(*values)
             self._newest += 1
             if push.clock != self._newest:

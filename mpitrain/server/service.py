@@ -20,7 +20,7 @@ from mpitrain.comm.grid import Axis
 from mpitrain.comm.waiting import Requests, Waitable
 from mpitrain.errors import PeerLostError
 from mpitrain.server.client import Client
-from mpitrain.server.clocks import ASYNC, Apply, Clocks, Drop, Op, Reply, staleness_of
+from mpitrain.server.clocks import ASYNC, Apply, Clocks, Drop, Op, Refresh, Reply, staleness_of
 from mpitrain.server.keeper import Keeper
 from mpitrain.server.link import Link
 from mpitrain.server.mail import Inbox, Outbox
@@ -132,7 +132,7 @@ class Service:
         self._ops: deque[tuple[Op, int]] = deque()
         self._steps: Steps | None = None
         self._current: Waitable | None = None
-        self._over = True
+        self._over, self._listens = True, False
         self._lr, self._norm = 0.0, 0.0
         self._turn = 0
 
@@ -148,7 +148,7 @@ class Service:
         """Serve up to clock ``last``, from weights that all workers hold."""
         if self._in is None:
             self._clocks.begin_round(last)
-        self.last, self._over = last, False
+        self.last, self._over, self._listens = last, False, True
         for client in self._clients:
             client.begin_round(self.clock, self.version)
 
@@ -191,11 +191,13 @@ class Service:
         self._turn = (self._turn + 1) % workers
         for offset in range(workers):
             client = self._clients[(self._turn + offset) % workers]
-            for push in client.poll():
+            for push in client.poll(self.last):
                 if self._in is None:
                     self._order(client.worker, push)
-        while self._in is not None and (values := self._in.take()) is not None:
+        # The sequencer may begin the next round before this server has ended the one at hand.
+        while self._in is not None and self._listens and (values := self._in.take()) is not None:
             self._ops.append(unpack(values.tolist()))
+            self._listens = not isinstance(self._ops[-1][0], Refresh)
 
     def _order(self, worker: int, push: Push) -> None:
         """Let the clocks decide what a push means, and tell the other servers."""
