@@ -11,7 +11,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 
 from mpitrain.arrays import Floats
-from mpitrain.codecs.memory import NoMemory
+from mpitrain.codecs.memory import DoubleBuffer, NoMemory
 from mpitrain.codecs.raw import Raw
 from mpitrain.collectives.base import Traffic
 from mpitrain.comm.agreement import NumberGather, gather
@@ -135,6 +135,7 @@ class Service:
         self._over, self._listens = True, False
         self._lr, self._norm = 0.0, 0.0
         self._turn = 0
+        self._busy_s = 0.0
 
     # Rounds
 
@@ -157,9 +158,23 @@ class Service:
         self._clocks.stop()
 
     @property
-    def traffic(self) -> Traffic:
-        """What all this has cost so far."""
-        return self.link.traffic + self._orders.traffic
+    def over(self) -> bool:
+        """Whether the round at hand has come to its end."""
+        return self._over and not self._ops and self._steps is None
+
+    def spent(self) -> Traffic:
+        """Take what the order of operations has cost since the last call; the rest is the link's."""
+        traffic, self._orders.traffic = self._orders.traffic, Traffic()
+        return traffic
+
+    def take_busy(self) -> float:
+        """Take the seconds that updates have taken since the last call."""
+        busy_s, self._busy_s = self._busy_s, 0.0
+        return busy_s
+
+    def states(self) -> dict[str, DoubleBuffer]:
+        """Name every memory of the pushes; a checkpoint keeps the current halves."""
+        return {name: state for client in self._clients for name, state in client.states().items()}
 
     # Waiting
 
@@ -175,7 +190,7 @@ class Service:
         for out in self._out:
             out.poll()
         self._watch()
-        return self._over and not self._ops and self._steps is None
+        return self.over
 
     def waiting_for(self) -> str:
         """Name who is missing."""
@@ -245,14 +260,9 @@ class Service:
         elif isinstance(op, Drop):
             yield from self._drop(op)
         elif isinstance(op, Reply):
-            client = self._clients[op.worker]
-            yield from self._arrival(op.worker, op.clock)
-            client.due.append(op.clock)
+            yield from self._reply(self._clients[op.worker], op.clock)
         else:
             yield from self._refresh()
-        for client in self._clients:
-            while client.next_due() is not None:
-                yield from self._reply(client)
 
     def _arrival(self, worker: int, clock: int) -> Steps:
         client = self._clients[worker]
@@ -267,16 +277,18 @@ class Service:
         samples = sum(each.push.samples for each in taken if each.counted)
         self.keeper.clear()
         for each in taken:
-            self._clients[each.worker].consume(each.push, samples if each.counted else None)
+            self._clients[each.worker].consume(each.clock, samples if each.counted else None)
         lr, norm = 0.0, None
         if any(each.counted for each in taken):
             numbers = NumberGather(
                 self._servers, self.keeper.squares(self._width), timeout_s=self.link.transport.timeout_s
             )
             yield numbers.requests
+            begin = time.perf_counter()
             staleness = max(each.staleness for each in taken if each.counted)
             lr = self.keeper.policy.rate(op.version - 1, staleness)
             norm = self.keeper.update(numbers.sum_in_order(), lr)
+            self._busy_s += time.perf_counter() - begin
         self._lr, self._norm = lr, math.nan if norm is None else norm
         self.rejected += norm is None
         self.record.updates.append(Update(op.version, op.clock, lr, norm, taken))
@@ -293,12 +305,13 @@ class Service:
         yield from self._arrival(op.worker, op.clock)
         client = self._clients[op.worker]
         push = client.controls[op.clock]
-        client.consume(push, None)
+        client.consume(op.clock, None)
         staleness = staleness_of(version=self.version + 1, held_version=int(push.version))
         self.record.dropped.append(Taken(op.worker, op.clock, staleness, False, push))
 
-    def _reply(self, client: Client) -> Steps:
-        clock = client.due[0]
+    def _reply(self, client: Client, clock: int) -> Steps:
+        yield from self._arrival(client.worker, clock)
+        client.make_room(clock)
         if client.controls[clock].lost:
             yield from self._send_weights([client], clock)
         else:
