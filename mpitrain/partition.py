@@ -71,26 +71,40 @@ def split_widths(hidden: Sequence[int]) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class GridShape:
-    """The process grid: data, pipeline and tensor axes. The tensor axis varies fastest."""
+    """The process grid: data, pipeline and tensor axes. The tensor axis varies fastest.
+
+    Attributes
+    ----------
+    dp, pp, tp : int
+        Replicas of the model; parts of it by layers; parts of every layer.
+    servers : int
+        Rows of ranks that serve the replicas: they follow the ``dp`` rows of these, and are split like them.
+    """
 
     dp: int
     pp: int = 1
     tp: int = 1
+    servers: int = 0
+
+    @property
+    def workers(self) -> int:
+        """Ranks that train: the first ones."""
+        return self.dp * self.pp * self.tp
 
     @property
     def size(self) -> int:
         """Ranks that the grid covers."""
-        return self.dp * self.pp * self.tp
+        return (self.dp + self.servers) * self.pp * self.tp
 
     def __str__(self) -> str:
-        return f"dp={self.dp} pp={self.pp} tp={self.tp}"
+        return f"dp={self.dp} pp={self.pp} tp={self.tp}" + (f" servers={self.servers}" if self.servers else "")
 
     def coordinates(self, rank: int) -> tuple[int, int, int]:
-        """Return (dp, pp, tp) of a rank."""
+        """Return (row, pp, tp) of a rank; rows from ``dp`` on serve."""
         return rank // (self.pp * self.tp), rank // self.tp % self.pp, rank % self.tp
 
     @classmethod
-    def fit(cls, ranks: int, dp: int | None, pp: int, tp: int) -> "GridShape":
+    def fit(cls, ranks: int, dp: int | None, pp: int, tp: int, servers: int = 0) -> "GridShape":
         """Derive ``dp`` where it is left out, and refuse a grid that does not cover the ranks.
 
         Raises
@@ -99,6 +113,8 @@ class GridShape:
             The product of the axes is not the number of ranks.
         """
         inner = pp * tp
+        if servers:
+            return cls._fit_servers(ranks, dp, pp, tp, servers)
         if dp is None and ranks % inner == 0:
             return cls(ranks // inner, pp, tp)
         if dp is None:
@@ -115,6 +131,18 @@ class GridShape:
                 f"{remedy} {count(dp * inner, 'rank')}"
             )
         return cls(dp, pp, tp)
+
+    @classmethod
+    def _fit_servers(cls, ranks: int, dp: int | None, pp: int, tp: int, servers: int) -> "GridShape":
+        inner = pp * tp
+        rows, rest = divmod(ranks, inner)
+        if rest or rows <= servers or dp not in (None, rows - servers):
+            more = "" if dp else f", or more: a multiple of {inner}" if inner > 1 else ", or more"
+            raise ConfigError(
+                f"parallel: (dp + exchange.servers)*pp*tp = ({dp or 'dp'} + {servers})*{pp}*{tp}, but "
+                f"{count(ranks, 'rank')} run; start {count((servers + (dp or 1)) * inner, 'rank')}{more}"
+            )
+        return cls(rows - servers, pp, tp, servers)
 
 
 @dataclass(frozen=True)

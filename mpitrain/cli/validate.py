@@ -15,7 +15,7 @@ def main(config: Path, overrides: list[str], ranks: int | None) -> int:
         resolved = load_config(config, overrides)
         parallel = resolved.config.parallel
         if ranks is not None:
-            GridShape.fit(ranks, parallel.dp, parallel.pp, parallel.tp)
+            GridShape.fit(ranks, parallel.dp, parallel.pp, parallel.tp, resolved.config.exchange.servers or 0)
     except ConfigError as error:
         print(f"mpitrain: {error}", file=sys.stderr)
         return error.exit_code

@@ -45,6 +45,12 @@ class Tag(IntEnum):
     """The output of a piece of the model on its way to the next piece; the bucket is the number of the cut."""
     GRADIENT = 3
     """The gradient by that output on its way back."""
+    PUSH = 4
+    """A worker's gradient on its way to the server."""
+    REPLY = 5
+    """The change of the weights on its way to a worker."""
+    CONTROL = 6
+    """Clocks, counts and wishes between workers and servers, and the order of operations among servers."""
 
     def of_bucket(self, index: int) -> int:
         """Return the MPI tag, different for every bucket, so that buckets may overtake each other."""

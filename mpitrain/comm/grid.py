@@ -1,6 +1,6 @@
 """One axis of the process grid, and the grid that owns the communicators."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 
@@ -66,19 +66,25 @@ class ProcessGrid:
     replica, in the order of layers; ``tensor``: ranks that share the layers of one stage; ``replica``: all ranks of
     one replica, which see the same samples. An axis of one rank is an axis like any other.
 
+    Rows that serve are split like replicas, and have axes like them. ``column``: the ranks of all rows that hold the
+    same part of the model, servers last; ``servers``: all ranks that serve, None on the others. Where they hold the
+    weights (``apart``), the data axis of the replicas does not reach them, and they have one of their own.
+
     Parameters
     ----------
     comm : MPI.Comm
         Every rank of it takes part; it is duplicated, so that no message meets one of the caller's.
     shape : GridShape
         Must cover the communicator.
+    apart : bool
+        Whether the servers are no replicas of the model.
 
     Notes
     -----
     Collective over ``comm``. Use as a context manager, or call ``close``: MPI has a few thousand communicators only.
     """
 
-    def __init__(self, comm: MPI.Comm, shape: GridShape) -> None:
+    def __init__(self, comm: MPI.Comm, shape: GridShape, *, apart: bool = False) -> None:
         if shape.size != comm.Get_size():
             raise LaunchError(f"grid of {shape.size} ranks on a communicator of {comm.Get_size()}")
         self.shape = shape
@@ -86,10 +92,16 @@ class ProcessGrid:
         self.world = Axis(comm.Dup(), "world")
         dp, pp, tp = shape.coordinates(self.world.rank)
         places = [shape.coordinates(rank) for rank in range(shape.size)]
-        self.data = self._split("data", [(p, t) for _, p, t in places], dp)
+        self.row = dp
+        self.serves = apart and dp >= shape.dp
+        self.column = self._split("column", [(p, t) for _, p, t in places], dp)
+        self.data = self._split("data", [(p, t, apart and d >= shape.dp) for d, p, t in places], dp)
         self.pipeline = self._split("pipeline", [(d, t) for d, _, t in places], pp)
         self.tensor = self._split("tensor", [(d, p) for d, p, _ in places], tp)
         self.replica = self._split("replica", [(d, 0) for d, _, _ in places], pp * shape.tp + tp)
+        alike = self._split("servers", [(d >= shape.dp,) for d, _, _ in places], self.world.rank)
+        self._others.append(alike)
+        self.servers = alike if dp >= shape.dp else None
 
     def among(self, axis: Axis, ranks: Collection[int], name: str) -> Axis | None:
         """Build the axis of some ranks of ``axis``, freed with the grid. Collective over ``axis``.
@@ -102,7 +114,7 @@ class ProcessGrid:
         self._others.append(built)
         return built if mine else None
 
-    def _split(self, name: str, groups: list[tuple[int, int]], key: int) -> Axis:
+    def _split(self, name: str, groups: Sequence[tuple[int, ...]], key: int) -> Axis:
         """Build this rank's axis from the group that every rank of the world belongs to."""
         mine = groups[self.world.rank]
         members = tuple(rank for rank, group in enumerate(groups) if group == mine)
@@ -110,7 +122,7 @@ class ProcessGrid:
 
     def close(self) -> None:
         """Free the communicators. Collective."""
-        for axis in (*self._others, self.replica, self.tensor, self.pipeline, self.data, self.world):
+        for axis in (*self._others, self.replica, self.tensor, self.pipeline, self.data, self.column, self.world):
             axis.comm.Free()
 
     def __enter__(self) -> "ProcessGrid":

@@ -14,7 +14,7 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Task = Literal["classify", "forecast", "lm"]
 CodecName = Literal["raw", "fp16", "int8", "int4"]
 MemoryName = Literal["none", "residual", "delta"]
-CollectiveName = Literal["native", "ring", "direct"]
+CollectiveName = Literal["native", "ring", "direct", "server"]
 
 
 class Section(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -131,6 +131,9 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     """Run folder whose newest checkpoint gives the first weights, for fine-tuning; empty: drawn from ``seed``."""
     patience: Count | None = None
     """Evaluations in a row without a new lowest test loss after which the run ends."""
+    diverge: NonNegative = 10.0
+    """Multiple of the mean training loss of the first 20 steps at which that of the last 20 counts as diverged; 0:
+    never."""
 
 
 class OptimConfig(Section, frozen=True, kw_only=True):
@@ -158,6 +161,9 @@ class OptimConfig(Section, frozen=True, kw_only=True):
     """Decay of the running sum of gradients; 0: none."""
     nesterov: bool = False
     """Look ahead along the momentum (Nesterov 1983)."""
+    lr_scale: Literal["none", "sqrt", "linear"] = "linear"
+    """What the rate is divided by where every worker's gradient is an update of its own (exchange.mode = "async").
+    linear: the number of workers; sqrt: its root; none: 1."""
 
 
 class ParallelConfig(Section, frozen=True, kw_only=True):
@@ -209,11 +215,14 @@ class RuleConfig(Section, frozen=True, kw_only=True):
 class ExchangeConfig(Section, frozen=True, kw_only=True):
     """[exchange]: when, how and as what bytes gradients travel."""
 
-    when: Literal["sync"] = "sync"
-    """When gradients leave. sync: after every step."""
+    when: Literal["sync", "local", "server"] = "sync"
+    """When gradients leave. sync: after every step. local: replicas train alone for ``h`` steps and then exchange how
+    their weights have changed (DiLoCo, Douillard 2023). server: ranks of their own hold weights and optimizer; workers
+    send them gradients and get the change of the weights back."""
     collective: CollectiveName = "direct"
     """How they travel. direct: every rank sends each owner its part and gets the sum back, 2 latencies; ring: 2 (p - 1)
-    messages to the neighbour, for stations wired as a ring; native: MPI_Allreduce, codec raw only."""
+    messages to the neighbour, for stations wired as a ring; server: through ``servers`` that add up; native:
+    MPI_Allreduce, codec raw only."""
     codec: CodecName = "int8"
     """As what bytes. raw: float32 itself; fp16: 2 bytes a value; int8: 1.02 bytes and int4: 0.52, with a scale for 128
     values. With both, 1-D tensors and those below 1,024 elements travel as fp16 unless a rule says otherwise."""
@@ -228,6 +237,46 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     """Size of a bucket in 10^6 bytes of float32; a sixth of the model where left out."""
     rule: tuple[RuleConfig, ...] = ()
     """Codecs of single tensors; the first match wins."""
+
+    h: Count = 30
+    """Optimizer steps of a replica between two exchanges (when = "local")."""
+    outer_lr: Positive = 0.7
+    """Share of the mean change that the common weights take over."""
+    outer_momentum: Fraction = 0.9
+    """Decay of the running sum of mean changes, with Nesterov's look ahead; 0: none."""
+    fragments: Count = 1
+    """Parts of the model that leave one after the other, at even distances within the ``h`` steps (Streaming DiLoCo,
+    Douillard 2025): the same bytes, a lower peak."""
+    delay: Index = 0
+    """Steps for which a part is under way while training goes on; at most h / fragments."""
+    merge: Fraction = 0.0
+    """Share of its own weights that a replica keeps when a part arrives."""
+
+    servers: Index | None = None
+    """Ranks, beyond dp * pp * tp, that hold the weights (when = "server") or add up (collective = "server"): for every
+    part of the model. 1 where needed and left out. They are the last ranks."""
+    mode: Literal["sync", "ssp", "async"] = "sync"
+    """When a server takes a gradient over. sync: once those of all workers are in; ssp: the same, but a worker may be
+    ``staleness`` steps ahead of the slowest (Ho 2013); async: each as it comes."""
+    staleness: Index = 0
+    """Steps that a worker may be ahead of the slowest one (mode = "ssp")."""
+    window: Count = 1
+    """Gradients of a worker that may be without an answer (mode = "async")."""
+    server_codec: CodecName = "int8"
+    """As what bytes a worker gets the change of the weights against those that it has; raw: the weights themselves."""
+    aggregate: Count | None = None
+    """Workers whose gradients are enough for a step, the others being a reserve; left out: all."""
+    late: Literal["apply", "drop"] = "apply"
+    """What becomes of a gradient that comes after its step was taken: apply: it counts in the next one; drop: it is
+    counted and forgotten."""
+    delay_compensation: Literal["none", "fixed", "adaptive"] = "none"
+    """Whether a late gradient is corrected for what the weights have changed meanwhile (DC-ASGD, Zheng 2017)."""
+    dc_strength: Positive = 0.04
+    """Weight of the correction; for adaptive, over the root of the gradient's mean square."""
+    dc_decay: Fraction = 0.95
+    """Decay of that mean square."""
+    staleness_lr: Literal["none", "inverse"] = "none"
+    """inverse: the rate is divided by 1 + the updates that came between (mode = "async")."""
 
 
 class CheckpointConfig(Section, frozen=True, kw_only=True):

@@ -20,6 +20,9 @@ ALIASES = {
     "output_dir": "run.folder",
     "num_workers": "data.readers",
     "workers": "data.readers",
+    "local_steps": "exchange.h",
+    "inner_steps": "exchange.h",
+    "sync_every": "exchange.h",
 }
 """Names that other programs give to these keys: what a user is likely to try."""
 
@@ -73,7 +76,8 @@ def refuse_unknown(tree: Tree, sources: dict[str, str]) -> None:
             raise ConfigError(f"{sources.get(section, 'config')}: [{section}] must be a table, got {shown(table)}")
         for key in table:
             if key not in known[section]:
-                here = difflib.get_close_matches(key.replace("-", "_"), known[section], 1)
+                word = key.replace("-", "_")
+                here = [] if word in ALIASES else difflib.get_close_matches(word, known[section], 1)
                 near = [f"{section}.{here[0]}"] if here else _near_key(key, dotted)
                 origin = sources.get(f"{section}.{key}", "config")
                 raise ConfigError(f"{origin}: unknown key {printable(f'{section}.{key}')}{_hint(key, near)}")

@@ -52,6 +52,16 @@ def chunks_of(parallel: ParallelConfig, pp: int) -> int:
     return (parallel.chunks or 2) if parallel.schedule == "interleaved" and pp > 1 else 1
 
 
+def servers_of(exchange: ExchangeConfig) -> int:
+    """Resolve the rows of the grid that serve, where their number is left out."""
+    return int(needs_servers(exchange)) if exchange.servers is None else exchange.servers
+
+
+def needs_servers(exchange: ExchangeConfig) -> bool:
+    """Tell whether some ranks serve the others."""
+    return exchange.when == "server" or exchange.collective == "server"
+
+
 def _is_lossy(exchange: ExchangeConfig) -> bool:
     return any(codec != "raw" for codec in (exchange.codec, *(rule.codec for rule in exchange.rule)))
 
@@ -61,6 +71,9 @@ MICRO_BATCHES_A_STAGE = 4
 
 MOST_HEADS = 1024
 """Up to where divisors of the model width are suggested."""
+
+MODES = "staleness window aggregate late delay_compensation staleness_lr"
+"""Keys of a server that not every mode reads."""
 
 READ_BY: dict[str, dict[object, str]] = {
     "model.kind": {"transformer": "d_model layers heads d_ff causal", "mlp": "hidden"},
@@ -78,6 +91,21 @@ READ_BY: dict[str, dict[object, str]] = {
     "optim.schedule": {"constant": "", "cosine": "min_lr_ratio", "linear": "min_lr_ratio"},
     "parallel.schedule": {"1f1b": "", "afab": "", "interleaved": "chunks"},
     "parallel.memory": {"none": "", "delta": "reference_mb"},
+    "exchange.when": {
+        "sync": "collective",
+        "local": "collective h outer_lr outer_momentum fragments delay merge",
+        "server": f"mode server_codec {MODES} dc_strength dc_decay optim.lr_scale",
+    },
+    "exchange.mode": {
+        "sync": "aggregate late",
+        "ssp": "staleness aggregate late",
+        "async": "window delay_compensation dc_strength dc_decay staleness_lr optim.lr_scale",
+    },
+    "exchange.delay_compensation": {
+        "none": "",
+        "fixed": "dc_strength",
+        "adaptive": "dc_strength dc_decay",
+    },
 }
 """Keys (of the same section where none is named) that only some choices read."""
 
@@ -111,7 +139,9 @@ def with_derived(config: Config) -> Config:
         model=structs.replace(model, d_ff=model.d_ff or 4 * model.d_model),
         data=structs.replace(data, stride=data.stride or data.window),
         parallel=structs.replace(parallel, gradient_codec=parallel.gradient_codec or parallel.codec),
-        exchange=structs.replace(config.exchange, memory=memory_of(config.exchange)),
+        exchange=structs.replace(
+            config.exchange, memory=memory_of(config.exchange), servers=servers_of(config.exchange)
+        ),
     )
 
 
@@ -127,6 +157,7 @@ def check_consistency(config: Config) -> None:
         parse_flag(text)
     for reasons in (
         _of_exchange(config.exchange),
+        _of_servers(config.exchange, config.parallel),
         _of_model(config.model, config.data),
         _of_pipeline(config.parallel),
         _of_tensor(config.model, config.parallel),
@@ -144,6 +175,33 @@ def _of_exchange(exchange: ExchangeConfig) -> Iterator[str]:
     rules = [rule for rule in exchange.rule if rule.codec != "raw"]
     if exchange.collective == "native" and rules:
         yield f'exchange.rule: collective "native" carries codec "raw" only, got "{rules[0].codec}"'
+
+
+def _of_servers(exchange: ExchangeConfig, parallel: ParallelConfig) -> Iterator[str]:
+    servers, inside = servers_of(exchange), parallel.pp * parallel.tp
+    if needs_servers(exchange) and not servers:
+        who = "when" if exchange.when == "server" else "collective"
+        yield f'exchange.{who} = "server" needs servers, but exchange.servers = 0; set exchange.servers = 1'
+    if servers and not needs_servers(exchange):
+        yield (
+            f"exchange.servers = {servers}, but nothing uses them; set exchange.when or exchange.collective = "
+            '"server", or leave exchange.servers out'
+        )
+    if servers > 1 and inside > 1:
+        yield (
+            f"exchange.servers = {servers} for each of the parallel.pp * parallel.tp = {inside} parts of the model; "
+            "a part of a model has one server: set exchange.servers = 1"
+        )
+    if exchange.when == "local" and exchange.delay * exchange.fragments > exchange.h:
+        yield (
+            f"exchange.delay = {exchange.delay} steps are more than the {exchange.h} / {exchange.fragments} steps "
+            "between two fragments; lower exchange.delay or exchange.fragments, or raise exchange.h"
+        )
+    if exchange.when == "local" and exchange.fragments > exchange.h:
+        yield (
+            f"exchange.fragments = {exchange.fragments} are more than the exchange.h = {exchange.h} steps of a "
+            "round; at most one leaves after every step"
+        )
 
 
 def _of_model(model: ModelConfig, data: DataConfig) -> Iterator[str]:

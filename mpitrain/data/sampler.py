@@ -28,7 +28,7 @@ class Sampler:
     batch_size : int
         Samples of a step over all ranks together.
     ranks, rank : int
-        Size of the data axis, and the place of this process in it.
+        Replicas that train, and the place of this process among them; a rank beyond them has no samples.
     placement : {"station", "shuffled"}
         station: whole groups belong to ranks, and a rank contributes to each step in proportion to what it owns;
         steps differ by at most one sample. shuffled: batch t of an epoch is the same slice of one permutation for any
@@ -55,7 +55,7 @@ class Sampler:
         self.num_samples = sum(group_sizes)
         _check_enough(group_sizes, ranks, placement)
         self.steps_per_epoch = -(-self.num_samples // batch_size)
-        self.owned: Indices = np.arange(self.num_samples)
+        self.owned: Indices = np.arange(self.num_samples if rank < ranks else 0)
         self._batch_size, self._ranks, self._rank, self._seed = batch_size, ranks, rank, seed
         self._groups: list[int] = []
         self._quota: Ints | None = None
@@ -64,8 +64,9 @@ class Sampler:
         if placement == "station":
             owners = assign_groups(group_sizes, ranks)
             ranges = bounds(group_sizes)
-            self._groups = owners[rank]
-            self.owned = np.concatenate([np.arange(*ranges[group], dtype=np.int64) for group in self._groups])
+            self._groups = owners[rank] if rank < ranks else []
+            owned = [np.arange(*ranges[group], dtype=np.int64) for group in self._groups]
+            self.owned = np.concatenate([np.empty(0, np.int64), *owned])
             totals = [sum(group_sizes[group] for group in groups) for groups in owners]
             self._quota = _quota(totals, rank, self.steps_per_epoch)
 
@@ -77,6 +78,8 @@ class Sampler:
             self._epoch = epoch
         if self._quota is not None:
             return self._order[self._quota[turn] : self._quota[turn + 1]]
+        if self._rank >= self._ranks:
+            return self.owned
         start = turn * self._batch_size
         low, high = bounds(split_sizes(self.global_count(step), self._ranks))[self._rank]
         return self._order[start + low : start + high]
@@ -110,6 +113,8 @@ def assign_groups(group_sizes: list[int], ranks: int) -> list[list[int]]:
 
 def split_test(num_test: int, ranks: int, rank: int) -> Indices:
     """Cut the test samples into contiguous parts: this rank's global indices, (n,) int64, possibly empty."""
+    if rank >= ranks:
+        return np.empty(0, np.int64)
     return np.arange(*bounds(split_sizes(num_test, ranks))[rank], dtype=np.int64)
 
 

@@ -159,7 +159,7 @@ def build(
     DataError, ConfigError
         On all ranks, if the data cannot be read or the configuration does not fit it on any.
     """
-    dataset, sampler, test_part = agree(grid.world, lambda: _open_data(config, grid.data))
+    dataset, sampler, test_part = agree(grid.world, lambda: _open_data(config, grid))
     _check_same_data(grid.world, dataset)
     known = learned or _learn(dataset, grid.data, config.data)
     agree(grid.world, lambda: _take_over(dataset, known, config.data))
@@ -217,17 +217,17 @@ def _pipeline(
     return Pipeline(axis, part.chunks, settings, cut_shapes=part.cut_shapes, transport=transport, dtype=dtype)
 
 
-def _open_data(config: Config, data_axis: Axis) -> tuple[Dataset, Sampler, Ints]:
+def _open_data(config: Config, grid: ProcessGrid) -> tuple[Dataset, Sampler, Ints]:
     dataset = open_dataset(config.data, config.model.task, config.train.seed)
     sampler = Sampler(
         dataset.train_group_sizes,
         config.train.batch_size,
-        ranks=data_axis.size,
-        rank=data_axis.rank,
+        ranks=grid.shape.dp,
+        rank=grid.row,
         placement=config.data.placement,
         seed=config.train.seed,
     )
-    test_part = split_test(dataset.num_test, data_axis.size, data_axis.rank)
+    test_part = split_test(dataset.num_test, grid.shape.dp, grid.row)
     dataset.load(sampler.owned, test_part)
     return dataset, sampler, test_part
 

@@ -71,7 +71,7 @@ def train(
     config, folder = resolved.config, RunFolder(Path(resolved.config.run.folder))
     agree(world, lambda: folder.check_free(resume=resume is not None, overwrite=overwrite))
 
-    with ProcessGrid(comm, shape) as grid:
+    with ProcessGrid(comm, shape, apart=config.exchange.when == "server") as grid:
         narrator = Narrator(world.rank, config.train.steps, bar=bar)
         warn(resolved, faults, narrator)
         warn_of_host(world, narrator)

@@ -60,10 +60,11 @@ def score_run(folder: RunFolder, comm: Comm, overrides: list[str], *, step: int 
 
 
 def _read(folder: Path, overrides: list[str]) -> Resolved:
-    """Read the configuration of a run, without the grid that trained it."""
+    """Read the configuration of a run, without the grid that trained it and what that exchanged."""
     path = folder / CONFIG
     if not path.is_file():
         raise ConfigError(f"eval: {folder} is not a run folder: it has no {CONFIG}; give the run.folder of a training")
     tree = read_config(path)
-    tree.pop("parallel", None)
+    for section in ("parallel", "exchange"):
+        tree.pop(section, None)
     return resolve(tree, str(path), overrides)

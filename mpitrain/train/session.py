@@ -39,7 +39,14 @@ FIXED = (
 )
 """Settings that a resumed run shares with its past, or it would silently become another one. The grid may change."""
 
-FREE = ("data.path", "data.readers", "exchange.overlap", "model.tied = false", 'train.init = ""')
+FREE = (
+    "data.path",
+    "data.readers",
+    "exchange.overlap",
+    "exchange.servers = 0",
+    "model.tied = false",
+    'train.init = ""',
+)
 """Of these, the ones that change no bit; and what was so before there was a choice."""
 
 

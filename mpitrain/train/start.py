@@ -28,7 +28,8 @@ from mpitrain.train.summary import describe
 def fit_grid(resolved: Resolved, world: Axis) -> tuple[Resolved, GridShape]:
     """Fill in what follows from the number of ranks and stages."""
     parallel = resolved.config.parallel
-    shape = agree(world, lambda: GridShape.fit(world.size, parallel.dp, parallel.pp, parallel.tp))
+    servers = resolved.config.exchange.servers or 0
+    shape = agree(world, lambda: GridShape.fit(world.size, parallel.dp, parallel.pp, parallel.tp, servers))
     parallel = structs.replace(
         parallel,
         dp=shape.dp,

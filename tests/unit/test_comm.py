@@ -41,7 +41,8 @@ def test_golden_bytes_of_the_header():
 def test_numbers_of_the_header_never_change():
     assert (VERSION, HEADER_BYTES, MAX_MESSAGE_BYTES) == (1, 16, 4_000_000)
     assert {flag.name: int(flag) for flag in Flag} == {"NONFINITE": 1, "DELTA": 2}
-    assert {tag.name: int(tag) for tag in Tag} == {"SCATTER": 0, "GATHER": 1, "ACTIVATION": 2, "GRADIENT": 3}
+    names = ["SCATTER", "GATHER", "ACTIVATION", "GRADIENT", "PUSH", "REPLY", "CONTROL"]
+    assert {tag.name: int(tag) for tag in Tag} == {name: number for number, name in enumerate(names)}
 
 
 def test_tags_of_buckets_do_not_meet():
