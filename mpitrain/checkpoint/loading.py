@@ -118,7 +118,7 @@ class Loader:
         wanted = Wanted(snapshot.tensors, snapshot.local if same else None, snapshot.shards)
         if damage := self._reader(record).read(wanted, all_of=""):
             return None, damage
-        snapshot.step, snapshot.meta = record.step, meta
+        snapshot.step, snapshot.meta, snapshot.complete = record.step, meta, same
         if not same and any(gather(self.axis, len(snapshot.local), timeout_s=self.timeout_s)) and self.axis.rank == 0:
             now, then = _grid(self.axis.size, snapshot.layout), _grid(record.ranks, record.layout)
             warn(f"resumed on another grid ({now} instead of {then}): codec memories start anew")

@@ -31,6 +31,8 @@ class Snapshot:
     layout : str
         How the model and the samples are split among the ranks, the same on all. ``local`` arrays come back only to
         the layout that saved them; a loaded ``layout`` is not written to.
+    complete : bool
+        After loading: whether ``local`` has come back.
     """
 
     step: int
@@ -40,3 +42,4 @@ class Snapshot:
     fixed: list[str] = field(default_factory=list)
     shards: dict[str, ShardSpec] = field(default_factory=dict)
     layout: str = ""
+    complete: bool = True

@@ -11,7 +11,7 @@ from mpitrain.collectives.base import Event, Traffic, Transport, compile_kernels
 from mpitrain.collectives.registry import make_reducer
 from mpitrain.comm.agreement import agree, first_on_node, same_everywhere, sum_arrays
 from mpitrain.comm.grid import Axis, ProcessGrid
-from mpitrain.config.schema import Config, DataConfig, OptimConfig
+from mpitrain.config.schema import Config, DataConfig
 from mpitrain.config.validate import micro_batches_of
 from mpitrain.data.dataset import Dataset, combine_moments
 from mpitrain.data.loader import Loader
@@ -21,15 +21,16 @@ from mpitrain.data.sampler import Sampler, split_test
 from mpitrain.errors import DataError
 from mpitrain.nn.layer import EVALUATE, Chain
 from mpitrain.optim.clip import clip_by_norm
-from mpitrain.optim.optimizer import AdamW, Optimizer, OptimizerState, Sgd
-from mpitrain.optim.schedule import Schedule
+from mpitrain.optim.optimizer import Optimizer
 from mpitrain.parallel.pipeline import Pipeline, PipelineSettings
 from mpitrain.parallel.shared import SharedSums, SharedTensors
 from mpitrain.parallel.tensor import TensorParallel
 from mpitrain.params import Layout, Params, ParamSpec
-from mpitrain.train.exchange import SyncExchange, check_rules, float32_ring_bytes, group_of
+from mpitrain.train.buckets import BucketSums, check_rules, float32_ring_bytes, group_of
+from mpitrain.train.exchange import Exchange, SyncExchange
 from mpitrain.train.loss import TaskLoss
 from mpitrain.train.model import Part, input_dtype, make_part, make_small_model
+from mpitrain.train.weights import Weights, make_optimizer, make_weights
 
 
 @dataclass(frozen=True)
@@ -73,21 +74,9 @@ class Parts:
     shared_sums: SharedSums
     params: Params
     grads: Params
-    optimizer: Optimizer
-    optimizer_state: OptimizerState
-    schedule: Schedule
-    exchange: SyncExchange
+    exchange: Exchange
     loss: TaskLoss
     learned: Learned
-
-    @property
-    def counted_ranges(self) -> list[tuple[int, int]]:
-        """List the ranges of the flat buffers that this rank counts, so that a replica counts every tensor once."""
-        layout = self.params.layout
-        counted = [s for s in layout.segments.values() if self.shared.counts(s.spec.name)]
-        if len(counted) == len(layout.segments):
-            return [(0, layout.size)]
-        return [(segment.start, segment.stop) for segment in counted]
 
     @property
     def num_parameters(self) -> int:
@@ -121,19 +110,18 @@ class Parts:
 
     def array_bytes(self) -> dict[str, int]:
         """Account for the arrays that this rank keeps, in bytes; activations at their peak so far."""
-        memories = [half for state in self.exchange.state().values() for half in (state.current, state.next)]
         kept = {
             "params_bytes": self.params.flat.nbytes,
             "grads_bytes": self.grads.flat.nbytes,
-            "optimizer_bytes": sum(buffer.flat.nbytes for buffer in self.optimizer_state.buffers.values()),
-            "memories_bytes": sum(half.nbytes for half in memories) + self.pipeline.reference_bytes,
+            **self.exchange.array_bytes(),
             "activations_bytes": self.pipeline.peak_bytes,
         }
+        kept["memories_bytes"] += self.pipeline.reference_bytes
         return kept | {"array_bytes": sum(kept.values())}
 
     def note_events(self, events: list[Event] | None) -> None:
         """Have everything that exchanges note there what it does when; None to note nothing."""
-        self.exchange.reducer.events = self.pipeline.events = self.tensor.events = self.shared_sums.events = events
+        self.exchange.events = self.pipeline.events = self.tensor.events = self.shared_sums.events = events
 
     def traffic_inside(self) -> Traffic:
         """Take what this rank has spent within its replica since the last call."""
@@ -173,11 +161,10 @@ def build(
     shared = SharedTensors(grid, specs)
     params = Params(Layout(specs, group_of(config.exchange, shared.holders)), dtype)
     grads = params.zeros_like()
-    reducer = make_reducer(config.exchange.collective, grid.data, transport)
-    exchange = SyncExchange(reducer, grads, config.exchange, seed=config.train.seed, shared=shared.holders)
+    weights = make_weights(config, params, grads, shared, grid.replica)
     agree(grid.world, lambda: check_rules(part.sizes, config.exchange))
     model = config.model
-    weights = _class_weights(config, dataset, sampler, grid.data)
+    class_weights = _class_weights(config, dataset, sampler, grid.data)
     return Parts(
         config=config,
         grid=grid,
@@ -192,13 +179,20 @@ def build(
         shared_sums=SharedSums(shared, grads, transport),
         params=params,
         grads=grads,
-        optimizer=optimizer,
-        optimizer_state=optimizer.init(params),
-        schedule=make_schedule(config.optim, config.train.steps),
-        exchange=exchange,
-        loss=TaskLoss(model.task, tensor, dataset.num_outputs, model.label_smoothing, weights),
+        exchange=make_exchange(config, grid, weights, transport, shared),
+        loss=TaskLoss(model.task, tensor, dataset.num_outputs, model.label_smoothing, class_weights),
         learned=known,
     )
+
+
+def make_exchange(
+    config: Config, grid: ProcessGrid, weights: Weights, transport: Transport, shared: SharedTensors
+) -> Exchange:
+    """Build what moves the weights of this rank, as ``exchange.when`` says."""
+    exchange, seed = config.exchange, config.train.seed
+    reducer = make_reducer(exchange.collective, grid.data, transport)
+    sums = BucketSums(reducer, weights.grads, exchange, seed=seed, shared=shared.holders)
+    return SyncExchange(weights, sums, overlap=exchange.overlap)
 
 
 def _pipeline(
@@ -286,24 +280,6 @@ def _class_weights(config: Config, dataset: Dataset, sampler: Sampler, axis: Axi
     weights: Floats = np.zeros(len(counts), np.float32)
     weights[present] = counts.sum() / (present.sum() * counts[present])
     return weights
-
-
-def make_optimizer(optim: OptimConfig) -> Optimizer:
-    """Build the optimizer."""
-    if optim.kind == "sgd":
-        return Sgd(momentum=optim.momentum, nesterov=optim.nesterov, weight_decay=optim.weight_decay)
-    return AdamW(beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay)
-
-
-def make_schedule(optim: OptimConfig, steps: int) -> Schedule:
-    """Build the learning rate over the steps of a run."""
-    return Schedule(
-        kind=optim.schedule,
-        lr=optim.lr,
-        total_steps=steps,
-        warmup_steps=optim.warmup_steps,
-        min_ratio=optim.min_lr_ratio,
-    )
 
 
 def _streams(config: Config) -> set[tuple[str, str, bool]]:

@@ -1,222 +1,220 @@
-"""The Exchange: which gradients leave together, when, and what is remembered of them.
+"""The Exchange: when gradients leave this rank, and what becomes of the weights.
 
-The loop knows only this. ``sync`` sums the gradients of all ranks at every step.
+The loop knows only this. It reports gradients as they become final; the exchange answers with the outcome of the step.
 """
 
-import zlib
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
-from fnmatch import fnmatchcase
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 
-import numpy.typing as npt
-
-from mpitrain.codecs.base import Codec
+from mpitrain.arrays import Floats
 from mpitrain.codecs.memory import DoubleBuffer
-from mpitrain.codecs.noise import noise_key
-from mpitrain.codecs.registry import make_codec
-from mpitrain.collectives.base import Bucket, BucketState, Pending, Reducer, Traffic
-from mpitrain.config.schema import ExchangeConfig
-from mpitrain.config.validate import STOCHASTIC
-from mpitrain.errors import ConfigError
-from mpitrain.kernels.reduce import count_not_finite
-from mpitrain.params import ALIGN, Layout, Params, ParamSpec, Segment
-
-BUCKETS_A_MODEL = 6
-FLOAT32_BYTES = 4
+from mpitrain.collectives.base import Event, Traffic
+from mpitrain.comm.agreement import NumberGather
+from mpitrain.params import Params
+from mpitrain.train.buckets import BucketSums
+from mpitrain.train.weights import Weights
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a step's exchange, the same on all ranks but for the traffic."""
+    """What became of a step.
 
-    accepted: bool
+    Attributes
+    ----------
+    norm : float or None
+        Of the gradient before clipping; None where the step was rejected, since something in it was not finite.
+    lr : float
+        Learning rate of the update.
+    traffic : Traffic
+        What the exchange has cost this rank, waiting for other ranks included.
+    staleness : int or None
+        Updates, or clocks, that the weights of this step were behind; None where all ranks go in step.
+    """
+
+    norm: float | None
+    lr: float
     traffic: Traffic
+    staleness: int | None = None
 
 
-def codec_of(spec: ParamSpec, config: ExchangeConfig) -> str:
-    """Choose the codec of a tensor: the first rule that matches, else fp16 for small ones, else ``exchange.codec``.
+class Exchange(ABC):
+    """When gradients leave, and what the weights become.
 
-    Small means 1-D or below 1,024 elements: gains and biases lose most by coarse codecs and weigh least.
-    """
-    for rule in config.rule:
-        if fnmatchcase(spec.name, rule.match):
-            return rule.codec
-    return "fp16" if spec.small and config.codec != "raw" else config.codec
-
-
-def check_rules(names: Collection[str], config: ExchangeConfig) -> None:
-    """Refuse a rule that no tensor matches: it was meant for one.
-
-    Raises
-    ------
-    ConfigError
-        The pattern, and the names there are.
-    """
-    for rule in config.rule:
-        if not any(fnmatchcase(name, rule.match) for name in names):
-            raise ConfigError(
-                f"exchange.rule: match = {rule.match!r} fits no tensor; the model has {', '.join(sorted(names))}"
-            )
-
-
-def plan_buckets(layout: Layout, bucket_mb: float | None, shared: Collection[str] = ()) -> list[list[Segment]]:
-    """Cut every group of the layout into buckets, in the order in which backward fills them.
+    A *round* goes from one point at which all ranks meet to the next: ``open_round``, then for every step ``begin``,
+    ``finished`` as backward goes on, and ``complete``, until the step is ``last``.
 
     Parameters
     ----------
-    bucket_mb : float or None
-        Size from which a bucket is full, in 10^6 bytes of float32; None: a sixth of what this rank holds.
-    shared : collection of str
-        Tensors that other ranks of the replica hold, too. Their groups are not cut: ranks that hold different amounts
-        of other tensors must make the same buckets of them.
+    weights : Weights
+        What this rank trains.
 
-    Returns
-    -------
-    list of list of Segment
-        Consecutive tensors each, in forward order. A bucket starts where tensors are aligned, so that a codec's blocks
-        never span two large ones.
+    Attributes
+    ----------
+    overlap : bool
+        Whether gradients may be reported before all are final.
+    unanimous : bool
+        Whether all ranks of the world reject a step if one does.
+    last : int
+        Step with which the round ends; it may become a lower one during the round, never below the step at hand.
+    wants_meeting : bool
+        Set by the loop: this rank wishes that all meet soon. Exchanges with long rounds may end one early for it.
+    events : list of Event or None
+        Where to note what was done when; None to note nothing.
     """
-    target = bucket_mb * 1e6 / FLOAT32_BYTES if bucket_mb else layout.size / BUCKETS_A_MODEL
-    buckets: list[list[Segment]] = []
-    for group in layout.groups:
-        current: list[Segment] = []
-        for segment in reversed(layout.members(group)):
-            current.insert(0, segment)
-            full = current[-1].stop - current[0].start >= target and segment.spec.name not in shared
-            if full and segment.start % ALIGN == 0:
-                buckets.append(current)
-                current = []
-        if current:
-            buckets.append(current)
-    return buckets
+
+    overlap = True
+    unanimous = False
+
+    def __init__(self, weights: Weights) -> None:
+        self.weights = weights
+        self.last = 0
+        self.wants_meeting = False
+        self.events: list[Event] | None = None
+
+    def open_round(self, step: int) -> None:
+        """Begin a round with a step (1, 2, …). Collective over the world."""
+        self.last = step
+
+    def total(self, everywhere: int, here: int) -> int:
+        """Choose by what the loss of a step is divided: the samples of all replicas, or those of this one."""
+        return everywhere
+
+    @abstractmethod
+    def begin(self, step: int) -> None:
+        """Expect the gradients of a step."""
+
+    @abstractmethod
+    def finished(self, names: Sequence[str]) -> None:
+        """Take note that the gradients of these tensors are final."""
+
+    @abstractmethod
+    def complete(self) -> Outcome:
+        """Do what is left of the step: the weights are then those of the next one.
+
+        Raises
+        ------
+        PeerLostError, ProtocolError, CodecError
+        """
+
+    @contextmanager
+    def model(self) -> Iterator[None]:
+        """Have ``weights.params`` be the model, the same on all ranks, for as long as nothing is trained."""
+        yield
+
+    @abstractmethod
+    def not_finite(self) -> list[str]:
+        """Name the tensors whose gradients on this rank are not finite, after a rejected step."""
+
+    @abstractmethod
+    def state(self) -> dict[str, DoubleBuffer]:
+        """Name every memory of this rank."""
+
+    def tensors(self) -> dict[str, Params]:
+        """Name what a checkpoint keeps beside the parameters, the same for all that hold a tensor."""
+        return {f"optimizer/{name}": buffer for name, buffer in self.weights.state.buffers.items()}
+
+    def local(self) -> dict[str, Floats]:
+        """Name what a checkpoint keeps of this rank alone: the current halves of the memories."""
+        return {name: state.current for name, state in self.state().items()}
+
+    def facts(self) -> dict[str, object]:
+        """Collect the small facts that a checkpoint keeps, the same on all ranks. Only where a round has ended."""
+        return {"optimizer_step": self.weights.state.step}
+
+    def loaded(self, facts: Mapping[str, object], *, local: bool) -> None:
+        """Go on from what was loaded into the buffers; ``local``: whether those of this rank were among them."""
+        self.weights.state.step = int(str(facts["optimizer_step"]))
+
+    @abstractmethod
+    def sizes(self) -> list[int]:
+        """List the elements of each bucket."""
+
+    @abstractmethod
+    def tensors_by_codec(self) -> dict[str, list[str]]:
+        """Name the tensors that each codec serves."""
+
+    def array_bytes(self) -> dict[str, int]:
+        """Account for the arrays that the exchange and the optimizer keep, in bytes."""
+        memories = [half for state in self.state().values() for half in (state.current, state.next)]
+        return {
+            "optimizer_bytes": sum(buffer.flat.nbytes for buffer in self.weights.state.buffers.values()),
+            "memories_bytes": sum(half.nbytes for half in memories),
+        }
+
+    def waited(self, numbers: NumberGather, traffic: Traffic) -> tuple[float | None, Traffic]:
+        """Wait for the norm, and note how long: who is done early waits here for the others of its replica."""
+        begin = time.perf_counter()
+        norm = self.weights.norm_of(numbers)
+        self.note("wait", begin)
+        return norm, replace(traffic, wait_s=traffic.wait_s + time.perf_counter() - begin)
+
+    def note(self, what: str, begin: float) -> None:
+        """Note an event that ends now."""
+        if self.events is not None:
+            self.events.append((what, begin, time.perf_counter()))
 
 
-def stream_of(spec: ParamSpec, config: ExchangeConfig, dtype: npt.DTypeLike) -> tuple[Codec, str]:
-    """Choose the codec and the memory of the bucket that begins with a tensor."""
-    name = codec_of(spec, config)
-    codec = make_codec(name, dtype, stochastic=name in STOCHASTIC and config.rounding == "stochastic")
-    return codec, "none" if codec.wire_id == "raw" else str(config.memory)
-
-
-class SyncExchange:
+class SyncExchange(Exchange):
     """Sum every gradient over the data axis at every step.
 
     Parameters
     ----------
-    reducer : Reducer
-        How; it knows the axis.
-    grads : Params
-        Gradients of the layout whose groups are codec names. Replaced by their sums.
-    config : ExchangeConfig
-        What bytes, with which memory; bucket size; overlap.
-    seed : int
-        Of stochastic rounding.
-    shared : collection of str
-        As in `plan_buckets`.
-
-    Notes
-    -----
-    A step is ``begin``, then ``finished`` as backward goes on (or all at once), then ``finish``, then ``commit`` or
-    ``rollback``. Collective over the axis.
+    weights : Weights
+        Their gradients are replaced by the sums.
+    sums : BucketSums
+        Of these gradients.
+    overlap : bool
+        Whether buckets leave as soon as they are full.
     """
 
-    def __init__(
-        self, reducer: Reducer, grads: Params, config: ExchangeConfig, *, seed: int, shared: Collection[str] = ()
-    ) -> None:
-        self.reducer = reducer
-        self.overlap = config.overlap
-        self._seed = seed
-        self._grads = grads
-        self._config = config
-        self._segments = plan_buckets(grads.layout, config.bucket_mb, shared)
-        self._states: list[BucketState] = []
-        self._bucket_of: dict[str, int] = {}
-        for index, segments in enumerate(self._segments):
-            codec, memory = stream_of(segments[0].spec, config, grads.flat.dtype)
-            bucket = Bucket(grads.flat[segments[0].start : segments[-1].stop], index)
-            self._states.append(reducer.open(bucket, codec, memory))
-            self._bucket_of.update({segment.spec.name: index for segment in segments})
-        self._noise = [_salt(segments[0].spec) for segments in self._segments]
+    unanimous = True
+
+    def __init__(self, weights: Weights, sums: BucketSums, *, overlap: bool) -> None:
+        super().__init__(weights)
+        self.overlap = overlap
+        self._sums = sums
         self._step = 0
-        self._missing: list[int] = []
-        self._pending: list[Pending] = []
 
     def begin(self, step: int) -> None:
         """Expect the gradients of a step."""
         self._step = step
-        self._missing = [len(segments) for segments in self._segments]
-        self._pending = []
+        self._sums.reducer.events = self.events
+        self._sums.begin(step)
 
     def finished(self, names: Sequence[str]) -> None:
-        """Take note that the gradients of these tensors are final; start the buckets that are full now."""
-        for name in names:
-            index = self._bucket_of[name]
-            self._missing[index] -= 1
-            if not self._missing[index]:
-                key = noise_key(self._seed, self._step, self.reducer.axis.rank, self._noise[index])
-                self._pending.append(self.reducer.start(self._states[index], key))
-        if self._pending:
-            self._pending[0].poll()
+        """Start the buckets that are full now."""
+        self._sums.finished(names)
 
-    def finish(self) -> Outcome:
-        """Wait for all sums; raises PeerLostError, ProtocolError, CodecError."""
-        if any(self._missing):
-            raise RuntimeError(f"{sum(self._missing)} gradients of the step were never reported as finished")
-        traffic = sum((pending.wait() for pending in self._pending), Traffic())
-        return Outcome(not any(pending.nonfinite for pending in self._pending), traffic)
-
-    def commit(self) -> None:
-        """Make the memories those of this step."""
-        for state in self._states:
-            state.commit()
-
-    def rollback(self) -> None:
-        """Forget this step: the memories stay those of the last accepted one."""
-        for state in self._states:
-            state.rollback()
+    def complete(self) -> Outcome:
+        """Wait for the sums; move the weights, or reject the step on all ranks."""
+        summed = self._sums.finish()
+        lr = self.weights.schedule(self._step - 1)
+        # The ranks of a data axis know the same flags already: with those of the replica, all ranks of the world agree.
+        norm, traffic = self.waited(self.weights.start_norm(finite=summed.finite), summed.traffic)
+        begin = time.perf_counter()
+        if norm is None:
+            self._sums.rollback()
+        else:
+            self._sums.commit()
+            self.weights.move(lr, norm)
+        self.note("update", begin)
+        return Outcome(norm, lr, traffic)
 
     def not_finite(self) -> list[str]:
-        """Name the tensors whose gradients on this rank are not finite, after a rejected step."""
-        segments = (segment for bucket in self._segments for segment in bucket)
-        return [s.spec.name for s in segments if count_not_finite(self._grads.flat[s.start : s.stop])]
+        """Name the tensors whose gradients are not finite here."""
+        return self._sums.not_finite()
 
     def state(self) -> dict[str, DoubleBuffer]:
-        """Name every memory of this rank; a checkpoint keeps the current halves."""
-        return {
-            f"bucket{index}.{name}": buffer
-            for index, state in enumerate(self._states)
-            for name, buffer in state.states().items()
-        }
+        """Name the memories of the sums."""
+        return self._sums.state()
 
     def sizes(self) -> list[int]:
         """List the elements of each bucket."""
-        return [state.bucket.values.size for state in self._states]
+        return self._sums.sizes()
 
     def tensors_by_codec(self) -> dict[str, list[str]]:
         """Name the tensors that each codec serves."""
-        groups: dict[str, list[str]] = {}
-        for spec in self._grads.layout.specs:
-            groups.setdefault(codec_of(spec, self._config), []).append(spec.name)
-        return groups
-
-
-def group_of(config: ExchangeConfig, holders: Mapping[str, str] | None = None) -> Callable[[ParamSpec], str]:
-    """Group tensors for the layout: by the codec that serves them, and by who holds them.
-
-    Parameters
-    ----------
-    holders : mapping, optional
-        A label for every tensor that other ranks of the replica hold, too.
-    """
-    known = holders or {}
-    return lambda spec: " ".join([codec_of(spec, config), *([known[spec.name]] if spec.name in known else [])])
-
-
-def _salt(spec: ParamSpec) -> int:
-    """Tell buckets apart by their first tensor, the same on all ranks that hold the same part of it."""
-    return zlib.crc32(f"{spec.name} {spec.place.start}".encode())
-
-
-def float32_ring_bytes(num_parameters: int, ranks: int) -> int:
-    """Bytes that all ranks together would send in an uncompressed ring, without headers: the yardstick of ratios."""
-    return 2 * (ranks - 1) * num_parameters * FLOAT32_BYTES
+        return self._sums.tensors_by_codec()

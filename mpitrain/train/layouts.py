@@ -28,11 +28,11 @@ from mpitrain.parallel.prediction import (
 from mpitrain.parallel.units import Unit
 from mpitrain.params import Layout, Params
 from mpitrain.partition import GridShape
-from mpitrain.train.build import make_optimizer
+from mpitrain.train.buckets import group_of
 from mpitrain.train.division import Divider
-from mpitrain.train.exchange import group_of
 from mpitrain.train.model import input_dtype, make_model
 from mpitrain.train.predicted import predict_exchange, predict_memories
+from mpitrain.train.weights import make_optimizer
 
 FLOAT32 = np.dtype(np.float32)
 

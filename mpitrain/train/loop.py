@@ -1,14 +1,14 @@
-"""The training loop: read, forward, backward, exchange, update; decisions only from what all ranks know.
+"""The training loop: read, forward, backward, exchange; decisions only from what all ranks know.
 
-What a replica does between its ranks (stages, parts of layers) is the affair of the pipeline and of the layers;
-the loop sees one forward and backward, gradients that are finished, and one norm.
+What a replica does between its ranks (stages, parts of layers) is the affair of the pipeline and of the layers, and
+what replicas do between each other is that of the exchange; the loop sees one forward and backward, gradients that are
+finished, and outcomes.
 """
 
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from math import sqrt
 from typing import cast
 
 import numpy as np
@@ -22,13 +22,14 @@ from mpitrain.comm.runtime import Position
 from mpitrain.errors import DivergedError
 from mpitrain.nn.layer import Context
 from mpitrain.nn.loss import LossResult
-from mpitrain.optim.clip import clip_factor, scale, sum_of_squares
 from mpitrain.parallel.trip import Sums
 from mpitrain.train.build import Parts
 from mpitrain.train.console import Narrator
 from mpitrain.train.evaluate import score
+from mpitrain.train.exchange import Outcome
+from mpitrain.train.meeting import Meeting
 from mpitrain.train.runfolder import Row
-from mpitrain.train.stopping import Progress, StopWish
+from mpitrain.train.stopping import LossWatch, Progress, StopWish
 
 DROPOUT_STREAM = 1
 """Sets the noise of dropout apart from that of rounding."""
@@ -46,6 +47,7 @@ class Counters:
     fp32_ring_bytes: float = 0.0
     compute_s: float = 0.0
     progress: Progress = field(default_factory=Progress)
+    losses: LossWatch = field(default_factory=LossWatch)
 
     def count(self, step: int, traffic: Traffic, replica_bytes: int, fp32_ring_bytes: float, compute_s: float) -> None:
         """Count a step that was taken or skipped."""
@@ -83,88 +85,98 @@ class Loop:
         self._faults = faults
         self._position = position
         self._held_back: list[str] = []
-        self._waited = Traffic()
+        self._stop = False
+        self._sums: list[Sums] = []
+        self._meeting: Meeting | None = None
+        self._skipped = 0
+        self._broken: list[str] = []
 
-    def step(self) -> tuple[Row, bool]:
-        """Take one step. Collective over the world.
+    def round(self) -> tuple[list[Row], bool]:
+        """Take the steps up to the next point at which all ranks meet. Collective over the world.
 
         Returns
         -------
-        row : dict
-            A line of metrics.jsonl; byte counts and seconds are this rank's.
+        rows : list of dict
+            A line of metrics.jsonl for every step; byte counts and seconds are this rank's.
         stop : bool
             Whether some rank wants the run to end here; the same on all ranks.
 
         Raises
         ------
         DivergedError
-            On all ranks, after ``train.max_skips`` steps in a row with non-finite gradients.
+            On all ranks, after ``train.max_skips`` steps in a row with non-finite gradients, or as `LossWatch` tells.
         """
+        exchange = self.parts.exchange
+        exchange.open_round(self.counters.step + 1)
+        self._stop, self._sums, self._meeting, self._skipped = False, [], None, 0
+        rows: list[Row] = []
+        while not rows or self.counters.step < exchange.last:
+            rows.append(self._step(self.counters.step + 1))
+        return self._meet(rows)
+
+    def _step(self, step: int) -> Row:
+        """Take one step; the row lacks what only all ranks together know."""
         begin = time.perf_counter()
-        parts, step = self.parts, self.counters.step + 1
+        parts = self.parts
         self._position.step = step
         self._faults.at_step(step)
         self.events = []
         parts.note_events(self.events)
-        stop = bool(self._wish.reason(step))
+        self._stop |= bool(self._wish.reason(step))
+        parts.exchange.wants_meeting |= self._stop
 
-        lr = parts.schedule(step - 1)
         with np.errstate(all="ignore"):  # what is not finite is found, and the step rejected, by the exchange
-            sums = self._gradients(step, stop=stop)
-        outcome = parts.exchange.finish()
-        self._waited = Traffic()
-        loss_sum, weight, metric_sum, stops = self._sums_of(sums)
-        norm = self._agreed_norm(accepted=outcome.accepted)
-        with self._event("update"):
-            if norm is None:
-                self._skip(step)
-            else:
-                self._update(lr, norm)
-
-        parts.note_events(None)  # evaluations use the same channels, and are no part of a step
-        result = score(parts.config.model.task, loss_sum, weight, metric_sum)
+            self._gradients(step)
+        outcome = parts.exchange.complete()
         inside = parts.traffic_inside()
-        traffic = outcome.traffic + inside + self._waited
+        traffic = outcome.traffic + inside
+        if step == parts.exchange.last:
+            traffic += self._arrive()
+        if outcome.norm is None:
+            self._skip(step)
+        else:
+            parts.pipeline.commit()
+            self.counters.skipped_in_a_row = 0
+        parts.note_events(None)  # evaluations use the same channels, and are no part of a step
         seconds = time.perf_counter() - begin
         compute_s = seconds - traffic.encode_s - traffic.decode_s - traffic.wait_s
         self.counters.count(step, traffic, inside.sent_bytes, parts.fp32_ring_bytes, compute_s)
-        row: Row = {
-            "step": step,
-            "time_s": time.time(),
-            "epoch": (step - 1) // parts.sampler.steps_per_epoch,
-            "loss": result.loss,
-            result.name: result.metric,
-            "lr": lr,
-            "grad_norm": norm,
-            "samples": parts.sampler.global_count(step - 1),
+        return self._row(step, outcome) | {
             "step_s": seconds,
             "compute_s": compute_s,
             **asdict(traffic),
             "replica_bytes": inside.sent_bytes,
             "skipped": self.counters.skipped,
         }
-        return row, stops > 0
 
-    def _gradients(self, step: int, *, stop: bool) -> NumberGather:
-        """Run forward and backward on the samples of this replica; buckets leave as they fill.
+    def _row(self, step: int, outcome: Outcome) -> Row:
+        sampler = self.parts.sampler
+        row: Row = {
+            "step": step,
+            "time_s": time.time(),
+            "epoch": (step - 1) // sampler.steps_per_epoch,
+            "lr": outcome.lr,
+            "grad_norm": outcome.norm,
+            "samples": sampler.global_count(step - 1),
+        }
+        return row if outcome.staleness is None else row | {"staleness": outcome.staleness}
 
-        Returns the sums over ranks of loss, weight, metric and stop wishes, under way.
-        """
+    def _gradients(self, step: int) -> None:
+        """Run forward and backward on the samples of this replica; gradients leave as the exchange likes."""
         parts, config = self.parts, self.parts.config
-        under_way: list[NumberGather] = []
 
         def forward_done(mine: Sums) -> None:
             # All ranks of a tensor axis know the sums; they count once.
-            counted = mine if parts.grid.tensor.rank == 0 else Sums()
-            numbers = np.array([*counted, float(stop)])
-            under_way.append(NumberGather(parts.grid.world, numbers, timeout_s=config.network.peer_timeout_s))
+            self._sums.append(mine if parts.grid.tensor.rank == 0 else Sums())
+            if parts.exchange.unanimous:
+                self._start_meeting()
 
         def loss(output: Floats, part: slice) -> LossResult:
             return parts.loss(output, samples.y[part], total)
 
         with self._event("read"):
             indices, samples = parts.loader.samples(step - 1)
-        total = parts.sampler.global_count(step - 1)
+        total = parts.exchange.total(parts.sampler.global_count(step - 1), len(indices))
         context = Context(train=True, key=noise_key(config.train.seed, step, DROPOUT_STREAM), samples=indices)
         parts.grads.flat[:] = 0
         parts.exchange.begin(step)
@@ -179,7 +191,44 @@ class Loop:
         )
         parts.exchange.finished([*self._held_back, *parts.shared_sums.add()])
         self._held_back = []
-        return under_way[0]
+
+    def _start_meeting(self) -> None:
+        """Tell all ranks what this one has summed up in the round. Where rounds are steps, it goes beside backward."""
+        timeout_s = self.parts.config.network.peer_timeout_s
+        self._meeting = Meeting(self.parts.grid.world, self._sums, stop=self._stop, timeout_s=timeout_s)
+
+    def _arrive(self) -> Traffic:
+        """Wait until all ranks have come to the end of the round, and note how long."""
+        begin = time.perf_counter()
+        with self._event("wait"):
+            if self._meeting is None:
+                self._start_meeting()
+            self._sums, self._stop = cast(Meeting, self._meeting).wait()
+        return Traffic(wait_s=time.perf_counter() - begin)
+
+    def _meet(self, rows: list[Row]) -> tuple[list[Row], bool]:
+        """Complete the rows by what all ranks together know, and end a run that has diverged. Collective."""
+        if not self.parts.exchange.unanimous:
+            self._agree_on_skips(rows)
+        for row, sums in zip(rows, self._sums, strict=True):
+            result = score(self.parts.config.model.task, *sums)
+            row |= {"loss": result.loss, result.name: result.metric}
+            if self.counters.losses.diverged(result.loss, self.parts.config.train.diverge):
+                raise self.counters.losses.error(int(str(row["step"])))
+        self.parts.exchange.wants_meeting = False
+        return rows, self._stop
+
+    def _agree_on_skips(self, rows: list[Row]) -> None:
+        """Add up the steps that replicas have rejected by themselves, and end the run if one does nothing else."""
+        grid, before = self.parts.grid, self.counters.skipped - self._skipped
+        counts = grid.pipeline.rank == grid.tensor.rank == 0
+        numbers = np.array([self._skipped * counts, self.counters.skipped_in_a_row], np.float64)
+        table = NumberGather(grid.world, numbers, timeout_s=self.parts.config.network.peer_timeout_s).wait().table
+        self.counters.skipped = before + int(table[:, 0].sum())
+        self.counters.skipped_in_a_row = int(table[:, 1].max())
+        rows[-1]["skipped"] = self.counters.skipped
+        if self.counters.skipped_in_a_row > self.parts.config.train.max_skips:
+            raise self._diverged(self.counters.step, self._broken)
 
     @contextmanager
     def _event(self, what: str) -> Iterator[None]:
@@ -208,51 +257,24 @@ class Loop:
             for name in names:
                 self.parts.grads[name][...] = fault.value
 
-    def _agreed_norm(self, *, accepted: bool) -> float | None:
-        """Return the norm of the whole model's gradient; None where some rank of the replica must reject the step.
-
-        Collective over the replica; the ranks of a data axis know the same already, so all ranks of the world agree.
-        """
-        parts = self.parts
-        squares = sum(sum_of_squares(parts.grads.flat[a:b]) for a, b in parts.counted_ranges) if accepted else 0.0
-        mine = np.array([squares, float(not accepted)])
-        timeout_s = parts.config.network.peer_timeout_s
-        total, rejected = self._sums_of(NumberGather(parts.grid.replica, mine, timeout_s=timeout_s))
-        return None if rejected else sqrt(total)
-
-    def _sums_of(self, numbers: NumberGather) -> tuple[float, ...]:
-        """Wait for numbers of all ranks, and note how long: a stage that is done early waits here for the others."""
-        begin = time.perf_counter()
-        with self._event("wait"):
-            sums = numbers.wait().sum_in_order()
-        self._waited += Traffic(wait_s=time.perf_counter() - begin)
-        return sums
-
-    def _update(self, lr: float, norm: float) -> None:
-        """Accept the exchange and move the weights; ``norm`` is that of the gradient before clipping."""
-        parts = self.parts
-        parts.exchange.commit()
-        parts.pipeline.commit()
-        limit = parts.config.train.clip_norm
-        if limit and (factor := clip_factor(norm, limit)) < 1:
-            scale(parts.grads, factor)
-        parts.optimizer.step(parts.params, parts.grads, parts.optimizer_state, lr)
-        self.counters.skipped_in_a_row = 0
-
     def _skip(self, step: int) -> None:
-        """Reject the exchange: weights, moments and memories stay as they are, on all ranks."""
-        self.parts.exchange.rollback()
+        """Reject what else was remembered of the step, and end a run that does nothing else."""
+        exchange, counters = self.parts.exchange, self.counters
         self.parts.pipeline.rollback()
-        self.counters.skipped += 1
-        self.counters.skipped_in_a_row += 1
-        names = self.parts.not_finite()
-        if names:
-            more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        counters.skipped += 1
+        counters.skipped_in_a_row += 1
+        self._skipped += 1
+        self._broken = self.parts.not_finite()
+        where = "all ranks" if exchange.unanimous else "this replica"
+        if self._broken:
+            more = f" and {len(self._broken) - 1} more" if len(self._broken) > 1 else ""
             self._narrator.warn(
-                f"step {step} skipped on all ranks: the gradient of {names[0]}{more} is not finite here"
+                f"step {step} skipped on {where}: the gradient of {self._broken[0]}{more} is not finite here"
             )
-        if self.counters.skipped_in_a_row > self.parts.config.train.max_skips:
-            raise self._diverged(step, names)
+        if counters.skipped_in_a_row > self.parts.config.train.max_skips:
+            if exchange.unanimous:
+                raise self._diverged(step, self._broken)
+            exchange.wants_meeting = True
 
     def _diverged(self, step: int, names: list[str]) -> DivergedError:
         """Build the same error on all ranks. Collective over the world."""

@@ -9,7 +9,7 @@ from mpitrain.codecs.base import Codec
 from mpitrain.collectives.predicted import Sent, memory_elements, sent_for_sum
 from mpitrain.config.schema import ExchangeConfig
 from mpitrain.params import Layout, ParamSpec
-from mpitrain.train.exchange import group_of, plan_buckets, stream_of
+from mpitrain.train.buckets import group_of, plan_buckets, stream_of
 
 NOBODY: Mapping[str, str] = {}
 """No tensor is held by other ranks of the replica."""

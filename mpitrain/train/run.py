@@ -96,20 +96,22 @@ def _run(session: Session, begin: float) -> Row:
     session.narrator.say(f"ready     after {started - begin:.1f} s")
     while loop.counters.step < config.train.steps and ended is None:
         turn = time.perf_counter()
-        row, stop = loop.step()
-        throughput.add(row)
+        before = loop.counters.step
+        rows, stop = loop.round()
+        throughput.add(rows)
         step = loop.counters.step
         last = step == config.train.steps
         result = None
-        if last or (config.train.eval_every and step % config.train.eval_every == 0):
-            result = evaluate(session.parts)
-            ended = loop.counters.progress.ended_by(result, config.train)
-        _tell(session, row, result)
-        turn_s = time.perf_counter() - turn
-        # A streak of rejected steps must not push out the steps that were saved before it.
-        due = config.checkpoint.every and step % config.checkpoint.every == 0 and not loop.counters.skipped_in_a_row
-        if due or last or stop or ended:
-            session.store.save(session.snapshot())
+        with session.parts.exchange.model():
+            if last or _crossed(config.train.eval_every, before, step):
+                result = evaluate(session.parts)
+                ended = loop.counters.progress.ended_by(result, config.train)
+            _tell(session, rows, result)
+            turn_s = time.perf_counter() - turn
+            # A streak of rejected steps must not push out the steps that were saved before it.
+            due = _crossed(config.checkpoint.every, before, step) and not loop.counters.skipped_in_a_row
+            if due or last or stop or ended:
+                session.store.save(session.snapshot())
         session.wish.took(turn_s=turn_s, save_s=time.perf_counter() - turn - turn_s)
         if stop and not last and not ended:
             _stop_early(session)
@@ -130,16 +132,22 @@ def _diverged(result: Score) -> DivergedError:
     return error
 
 
-def _tell(session: Session, row: Row, result: Score | None) -> None:
-    """Write a step down and show it."""
+def _crossed(every: int, before: int, step: int) -> bool:
+    """Tell whether a multiple of ``every`` lies within the steps of a round; 0: never."""
+    return every > 0 and step // every > before // every
+
+
+def _tell(session: Session, rows: list[Row], result: Score | None) -> None:
+    """Write the steps of a round down and show them; what was scored at its end goes with the last one."""
     if result:
-        row |= {"test_loss": result.loss, f"test_{result.name}": result.metric}
+        rows[-1] |= {"test_loss": result.loss, f"test_{result.name}": result.metric}
         if not math.isfinite(result.loss):
             session.narrator.say(f"warning   step {session.loop.counters.step}: the test loss is {result.loss}")
-    if session.writes:
-        session.folder.append(row)
-    text = progress_line(session.parts, row, result)
-    session.narrator.step(session.loop.counters.step, text, always=result is not None)
+    for row in rows:
+        if session.writes:
+            session.folder.append(row)
+        scored = result if row is rows[-1] else None
+        session.narrator.step(int(str(row["step"])), progress_line(session.parts, row, scored), always=bool(scored))
 
 
 def _stop_early(session: Session) -> None:

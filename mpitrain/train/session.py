@@ -16,12 +16,12 @@ from mpitrain.config.validate import unread_keys
 from mpitrain.errors import ConfigError
 from mpitrain.params import Params
 from mpitrain.partition import ShardSpec
+from mpitrain.train.buckets import float32_ring_bytes
 from mpitrain.train.build import Parts
 from mpitrain.train.console import Narrator
-from mpitrain.train.exchange import float32_ring_bytes
 from mpitrain.train.loop import Counters, Loop
 from mpitrain.train.runfolder import RunFolder
-from mpitrain.train.stopping import Progress, StopWish
+from mpitrain.train.stopping import LossWatch, Progress, StopWish
 
 Resume = Literal["newest", "auto"] | int
 """Which checkpoint to go on from: the newest one, which must be there and sound; the newest sound one, or none where
@@ -96,16 +96,17 @@ class Session:
         """Collect views of everything that the next step depends on. Collective."""
         parts, counters = self.parts, self.loop.counters
         tensors, shards = named("params", parts.params)
-        for name, buffer in parts.optimizer_state.buffers.items():
-            more, places = named(f"optimizer/{name}", buffer)
+        for name, buffer in parts.exchange.tensors().items():
+            more, places = named(name, buffer)
             tensors, shards = tensors | more, shards | places
-        local = {name: state.current for name, state in parts.exchange.state().items()} | parts.pipeline.state()
+        local = parts.exchange.local() | parts.pipeline.state()
         meta = {
             "config": self.resolved.to_toml(),
-            "optimizer_step": parts.optimizer_state.step,
+            **parts.exchange.facts(),
             "skipped": counters.skipped,
             "skipped_in_a_row": counters.skipped_in_a_row,
             "progress": asdict(counters.progress),
+            "losses": asdict(counters.losses),
             "totals": self.totals(),
             "learned": asdict(parts.learned),
         }
@@ -135,7 +136,7 @@ class Session:
             )
             error.agreed = True
             raise error
-        self.parts.optimizer_state.step = cast(int, meta["optimizer_step"])
+        self.parts.exchange.loaded(meta, local=snapshot.complete)
         self.loop.counters = _counters(snapshot.step, meta, self.parts)
         return True
 
@@ -160,6 +161,7 @@ def _counters(step: int, meta: Mapping[str, object], parts: Parts) -> Counters:
         fp32_ring_bytes=totals.pop("fp32_ring_bytes"),
         traffic=Traffic(**totals),  # type: ignore[arg-type]
         progress=Progress(**cast(dict[str, float], meta["progress"])),  # type: ignore[arg-type]
+        losses=LossWatch(**cast(dict[str, list[float]], meta.get("losses", {}))),
     )
 
 

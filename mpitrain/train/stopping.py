@@ -2,11 +2,12 @@
 
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mpitrain.comm.fault import FaultHook
 from mpitrain.comm.signals import StopRequest
 from mpitrain.config.schema import RunConfig, TrainConfig
+from mpitrain.errors import DivergedError
 from mpitrain.train.evaluate import Score
 
 RESERVE = 2.0
@@ -47,6 +48,49 @@ class StopWish:
     def _reserve_s(self) -> float:
         """Seconds to keep for the step under way and the save."""
         return max(self._run.time_margin_s, RESERVE * (self._longest_save_s + self._longest_turn_s))
+
+
+WATCHED = 20
+"""Steps whose losses are averaged to tell whether a run diverges."""
+
+
+@dataclass
+class LossWatch:
+    """Whether the training loss has grown beyond all bounds, though gradients are finite; saved with the run.
+
+    Attributes
+    ----------
+    first, last : list of float
+        Losses of the first and of the newest ``WATCHED`` steps.
+    """
+
+    first: list[float] = field(default_factory=list)
+    last: list[float] = field(default_factory=list)
+
+    def diverged(self, loss: float, limit: float) -> bool:
+        """Take note of a step's loss; return whether the run counts as diverged.
+
+        The loss is that of all ranks, so all ranks decide alike. ``limit`` is ``train.diverge``; 0: never. A loss that
+        is not finite does not count: its step was rejected.
+        """
+        if not math.isfinite(loss):
+            return False
+        if len(self.first) < WATCHED:
+            self.first.append(loss)
+            return False
+        self.last = [*self.last, loss][-WATCHED:]
+        return bool(limit) and len(self.last) == WATCHED and sum(self.last) > limit * max(sum(self.first), 0.0)
+
+    def error(self, step: int) -> DivergedError:
+        """Say what has happened, the same on all ranks."""
+        first, last = sum(self.first) / len(self.first), sum(self.last) / len(self.last)
+        error = DivergedError(
+            f"step {step}: the mean training loss of {WATCHED} steps is {last:.4g}, after {first:.4g} in the first "
+            f"ones: the run diverges; lower optim.lr, lengthen optim.warmup_steps, or set train.clip_norm "
+            "(train.diverge sets the bound)"
+        )
+        error.agreed = True
+        return error
 
 
 @dataclass

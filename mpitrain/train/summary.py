@@ -12,9 +12,9 @@ from mpitrain.comm.runtime import library_name
 from mpitrain.errors import count
 from mpitrain.kernels.jit import cache_folder
 from mpitrain.partition import split_sizes
+from mpitrain.train.buckets import float32_ring_bytes
 from mpitrain.train.build import Parts
 from mpitrain.train.evaluate import Score
-from mpitrain.train.exchange import float32_ring_bytes
 from mpitrain.train.runfolder import Row
 
 MB = 1e6
@@ -44,12 +44,13 @@ class Throughput:
         """Samples of all ranks a second; None where no step came after the warm-up."""
         return self.samples / self.seconds if self.seconds else None
 
-    def add(self, row: Row) -> None:
-        """Count a step."""
-        self.steps += 1
-        if self.warm:
-            self.samples += int(str(row["samples"]))
-            self.seconds += float(str(row["step_s"]))
+    def add(self, rows: Sequence[Row]) -> None:
+        """Count the steps of a round."""
+        for row in rows:
+            self.steps += 1
+            if self.warm:
+                self.samples += int(str(row["samples"]))
+                self.seconds += float(str(row["step_s"]))
 
 
 def timeline(events: Sequence[Event]) -> dict[str, object]:

@@ -68,7 +68,7 @@ class Training:
         self.loop = Loop(self.parts, StopWish(StopRequest(), hook, resolved.config.run), narrator, hook, Position())
 
     def step(self):
-        return self.loop.step()[0]
+        return self.loop.round()[0][-1]
 
     def close(self):
         self.parts.loader.close()

@@ -27,7 +27,7 @@ from mpitrain.parallel.tensor import TensorParallel
 from mpitrain.parallel.units import CountingSplit, units
 from mpitrain.params import Layout, Params
 from mpitrain.partition import GridShape
-from mpitrain.train.exchange import SyncExchange, group_of
+from mpitrain.train.buckets import BucketSums, group_of
 from mpitrain.train.layouts import Costs
 from mpitrain.train.predicted import predict_exchange, predict_memories
 from mpitrain.train.run import train
@@ -78,7 +78,7 @@ def test_an_exchange_remembers_what_is_predicted(axis):
         config = resolve({"exchange": exchange}, "test", []).config.exchange
         for _, chain in MODELS.values():
             grads = Params(Layout(chain.specs(), group_of(config)))
-            state = SyncExchange(make_reducer(config.collective, axis), grads, config, seed=0).state()
+            state = BucketSums(make_reducer(config.collective, axis), grads, config, seed=0).state()
             held = sum(buffer.current.nbytes + buffer.next.nbytes for buffer in state.values())
             assert held == predict_memories(chain.specs(), config, axis.size)[axis.rank], exchange
 

@@ -49,17 +49,17 @@ class Recorder:
 
     def __init__(self, monkeypatch):
         self.hashes, self.rows, self.sizes, self.params = [], [], [], None
-        step = Loop.step
+        take = Loop.round
 
         def recorded(loop):
-            result = step(loop)
+            result = take(loop)
             self.hashes.append(params_sha256(loop.parts.params))
-            self.rows.append(result[0])
+            self.rows += result[0]
             self.sizes = loop.parts.exchange.sizes()
             self.params = loop.parts.params
             return result
 
-        monkeypatch.setattr(Loop, "step", recorded)
+        monkeypatch.setattr(Loop, "round", recorded)
         monkeypatch.setattr(CheckpointStore, "save", lambda store, snapshot: None)
 
     def run(self, comm, folder, base, **sections):
@@ -143,16 +143,16 @@ def test_steps_pickle_nothing(world, folder, recorder, monkeypatch):
         calls.append(value)
         return pickle.dumps(value, *args)
 
-    step = Loop.step
+    take = Loop.round
     during = []
 
     def watched(loop):
         before = len(calls)
-        result = step(loop)
+        result = take(loop)
         during.append(len(calls) - before)
         return result
 
-    monkeypatch.setattr(Loop, "step", watched)
+    monkeypatch.setattr(Loop, "round", watched)
     MPI.pickle.__init__(dumps, pickle.loads)
     try:
         world.allgather("proof that this counts")
@@ -224,20 +224,20 @@ def test_grids_are_freed(world):
 def test_a_skipped_step_leaves_everything_as_it_was(world, folder, recorder, monkeypatch, exchange):
     """C03: weights, moments and memories, also on the ranks that saw nothing; the next step counts."""
     found = []
-    step = Loop.step
+    take = Loop.round
 
     def state(loop):
         memories = {name: memory.current.tobytes() for name, memory in loop.parts.exchange.state().items()}
-        moments = {name: buffer.flat.tobytes() for name, buffer in loop.parts.optimizer_state.buffers.items()}
-        return memories, moments, loop.parts.optimizer_state.step, loop.parts.params.flat.tobytes()
+        moments = {name: buffer.flat.tobytes() for name, buffer in loop.parts.exchange.weights.state.buffers.items()}
+        return memories, moments, loop.parts.exchange.weights.state.step, loop.parts.params.flat.tobytes()
 
     def watched(loop):
         before = state(loop)
-        result = step(loop)
+        result = take(loop)
         found.append(before == state(loop))
         return result
 
-    monkeypatch.setattr(Loop, "step", watched)
+    monkeypatch.setattr(Loop, "round", watched)
     monkeypatch.setenv("MPITRAIN_FAULT", f"nan:rank={world.size - 1},step=3;inf:rank=0,step=4")
     recorder.run(world, folder, MLP, exchange={"codec": "int8"} | exchange, train={"steps": 5})
     assert found == [False, False, True, True, False]
@@ -248,14 +248,14 @@ def test_a_skipped_step_leaves_everything_as_it_was(world, folder, recorder, mon
 def test_replicas_start_equal(world, folder, recorder, monkeypatch):
     """D06: whatever the ranks draw, rank 0's weights are everyone's before the first step."""
     first = []
-    initialize, step = Params.initialize, Loop.step
+    initialize, take = Params.initialize, Loop.round
 
     def watched(loop):
         first.append(params_sha256(loop.parts.params))
-        return step(loop)
+        return take(loop)
 
     monkeypatch.setattr(Params, "initialize", lambda params, seed: initialize(params, seed + world.rank))
-    monkeypatch.setattr(Loop, "step", watched)
+    monkeypatch.setattr(Loop, "round", watched)
     result = recorder.run(world, folder, MLP)
     assert set(gather(Axis(world), first[0])) == {first[0]}
     assert result["replicas_identical"] is True

@@ -10,7 +10,7 @@ from mpitrain.config.schema import ExchangeConfig, RuleConfig
 from mpitrain.errors import ConfigError
 from mpitrain.params import ALIGN, SMALL_SIZE, Layout, Params, ParamSpec
 from mpitrain.partition import ShardSpec
-from mpitrain.train.exchange import codec_of, group_of, plan_buckets
+from mpitrain.train.buckets import codec_of, group_of, plan_buckets
 
 SPECS = [
     ParamSpec("embed.weight", (33, 40), std=0.5, decay=True),

@@ -10,7 +10,7 @@ from mpitrain.config.load import resolve
 from mpitrain.config.schema import CodecName, ExchangeConfig, RuleConfig
 from mpitrain.config.validate import STOCHASTIC
 from mpitrain.errors import ConfigError
-from mpitrain.train.exchange import check_rules
+from mpitrain.train.buckets import check_rules
 from mpitrain.train.runfolder import RunFolder
 
 

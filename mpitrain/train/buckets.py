@@ -1,0 +1,218 @@
+"""Buckets: which tensors leave together, as what bytes, and what is remembered of them."""
+
+import zlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatchcase
+
+import numpy.typing as npt
+
+from mpitrain.codecs.base import Codec
+from mpitrain.codecs.memory import DoubleBuffer
+from mpitrain.codecs.noise import noise_key
+from mpitrain.codecs.registry import make_codec
+from mpitrain.collectives.base import Bucket, BucketState, Pending, Reducer, Traffic
+from mpitrain.config.schema import ExchangeConfig
+from mpitrain.config.validate import STOCHASTIC
+from mpitrain.errors import ConfigError
+from mpitrain.kernels.reduce import count_not_finite
+from mpitrain.params import ALIGN, Layout, Params, ParamSpec, Segment
+
+BUCKETS_A_MODEL = 6
+FLOAT32_BYTES = 4
+
+
+@dataclass(frozen=True)
+class Summed:
+    """What became of the sums of a step: whether they are finite, the same on all ranks, and what they cost here."""
+
+    finite: bool
+    traffic: Traffic
+
+
+def codec_of(spec: ParamSpec, config: ExchangeConfig) -> str:
+    """Choose the codec of a tensor: the first rule that matches, else fp16 for small ones, else ``exchange.codec``.
+
+    Small means 1-D or below 1,024 elements: gains and biases lose most by coarse codecs and weigh least.
+    """
+    for rule in config.rule:
+        if fnmatchcase(spec.name, rule.match):
+            return rule.codec
+    return "fp16" if spec.small and config.codec != "raw" else config.codec
+
+
+def check_rules(names: Collection[str], config: ExchangeConfig) -> None:
+    """Refuse a rule that no tensor matches: it was meant for one.
+
+    Raises
+    ------
+    ConfigError
+        The pattern, and the names there are.
+    """
+    for rule in config.rule:
+        if not any(fnmatchcase(name, rule.match) for name in names):
+            raise ConfigError(
+                f"exchange.rule: match = {rule.match!r} fits no tensor; the model has {', '.join(sorted(names))}"
+            )
+
+
+def plan_buckets(layout: Layout, bucket_mb: float | None, shared: Collection[str] = ()) -> list[list[Segment]]:
+    """Cut every group of the layout into buckets, in the order in which backward fills them.
+
+    Parameters
+    ----------
+    bucket_mb : float or None
+        Size from which a bucket is full, in 10^6 bytes of float32; None: a sixth of what this rank holds.
+    shared : collection of str
+        Tensors that other ranks of the replica hold, too. Their groups are not cut: ranks that hold different amounts
+        of other tensors must make the same buckets of them.
+
+    Returns
+    -------
+    list of list of Segment
+        Consecutive tensors each, in forward order. A bucket starts where tensors are aligned, so that a codec's blocks
+        never span two large ones.
+    """
+    target = bucket_mb * 1e6 / FLOAT32_BYTES if bucket_mb else layout.size / BUCKETS_A_MODEL
+    buckets: list[list[Segment]] = []
+    for group in layout.groups:
+        current: list[Segment] = []
+        for segment in reversed(layout.members(group)):
+            current.insert(0, segment)
+            full = current[-1].stop - current[0].start >= target and segment.spec.name not in shared
+            if full and segment.start % ALIGN == 0:
+                buckets.append(current)
+                current = []
+        if current:
+            buckets.append(current)
+    return buckets
+
+
+def stream_of(spec: ParamSpec, config: ExchangeConfig, dtype: npt.DTypeLike) -> tuple[Codec, str]:
+    """Choose the codec and the memory of the bucket that begins with a tensor."""
+    name = codec_of(spec, config)
+    codec = make_codec(name, dtype, stochastic=name in STOCHASTIC and config.rounding == "stochastic")
+    return codec, "none" if codec.wire_id == "raw" else str(config.memory)
+
+
+class BucketSums:
+    """Sums of all tensors of a buffer over an axis, bucket by bucket.
+
+    Parameters
+    ----------
+    reducer : Reducer
+        How; it knows the axis.
+    values : Params
+        Addends of the layout whose groups are codec names: gradients, or changes of weights. Replaced by their sums.
+    config : ExchangeConfig
+        What bytes, with which memory; bucket size.
+    seed : int
+        Of stochastic rounding.
+    shared : collection of str
+        As in `plan_buckets`.
+
+    Notes
+    -----
+    A step is ``begin``, then ``finished`` as tensors become final (or all at once), then ``finish``, then ``commit`` or
+    ``rollback``. Collective over the axis.
+    """
+
+    def __init__(
+        self, reducer: Reducer, values: Params, config: ExchangeConfig, *, seed: int, shared: Collection[str] = ()
+    ) -> None:
+        self.reducer = reducer
+        self._seed = seed
+        self._values = values
+        self._config = config
+        self._segments = plan_buckets(values.layout, config.bucket_mb, shared)
+        self._states: list[BucketState] = []
+        self._bucket_of: dict[str, int] = {}
+        for index, segments in enumerate(self._segments):
+            codec, memory = stream_of(segments[0].spec, config, values.flat.dtype)
+            bucket = Bucket(values.flat[segments[0].start : segments[-1].stop], index)
+            self._states.append(reducer.open(bucket, codec, memory))
+            self._bucket_of.update({segment.spec.name: index for segment in segments})
+        self._noise = [_salt(segments[0].spec) for segments in self._segments]
+        self._step = 0
+        self._missing: list[int] = []
+        self._pending: list[Pending] = []
+
+    def begin(self, step: int) -> None:
+        """Expect the tensors of a step."""
+        self._step = step
+        self._missing = [len(segments) for segments in self._segments]
+        self._pending = []
+
+    def finished(self, names: Sequence[str]) -> None:
+        """Take note that these tensors are final; start the buckets that are full now."""
+        for name in names:
+            index = self._bucket_of[name]
+            self._missing[index] -= 1
+            if not self._missing[index]:
+                key = noise_key(self._seed, self._step, self.reducer.axis.rank, self._noise[index])
+                self._pending.append(self.reducer.start(self._states[index], key))
+        if self._pending:
+            self._pending[0].poll()
+
+    def finish(self) -> Summed:
+        """Wait for all sums; raises PeerLostError, ProtocolError, CodecError."""
+        if any(self._missing):
+            raise RuntimeError(f"{sum(self._missing)} tensors of the step were never reported as finished")
+        traffic = sum((pending.wait() for pending in self._pending), Traffic())
+        return Summed(not any(pending.nonfinite for pending in self._pending), traffic)
+
+    def commit(self) -> None:
+        """Make the memories those of this step."""
+        for state in self._states:
+            state.commit()
+
+    def rollback(self) -> None:
+        """Forget this step: the memories stay those of the last accepted one."""
+        for state in self._states:
+            state.rollback()
+
+    def not_finite(self) -> list[str]:
+        """Name the tensors that are not finite on this rank, after a rejected step."""
+        segments = (segment for bucket in self._segments for segment in bucket)
+        return [s.spec.name for s in segments if count_not_finite(self._values.flat[s.start : s.stop])]
+
+    def state(self) -> dict[str, DoubleBuffer]:
+        """Name every memory of this rank; a checkpoint keeps the current halves."""
+        return {
+            f"bucket{index}.{name}": buffer
+            for index, state in enumerate(self._states)
+            for name, buffer in state.states().items()
+        }
+
+    def sizes(self) -> list[int]:
+        """List the elements of each bucket."""
+        return [state.bucket.values.size for state in self._states]
+
+    def tensors_by_codec(self) -> dict[str, list[str]]:
+        """Name the tensors that each codec serves."""
+        groups: dict[str, list[str]] = {}
+        for spec in self._values.layout.specs:
+            groups.setdefault(codec_of(spec, self._config), []).append(spec.name)
+        return groups
+
+
+def group_of(config: ExchangeConfig, holders: Mapping[str, str] | None = None) -> Callable[[ParamSpec], str]:
+    """Group tensors for the layout: by the codec that serves them, and by who holds them.
+
+    Parameters
+    ----------
+    holders : mapping, optional
+        A label for every tensor that other ranks of the replica hold, too.
+    """
+    known = holders or {}
+    return lambda spec: " ".join([codec_of(spec, config), *([known[spec.name]] if spec.name in known else [])])
+
+
+def _salt(spec: ParamSpec) -> int:
+    """Tell buckets apart by their first tensor, the same on all ranks that hold the same part of it."""
+    return zlib.crc32(f"{spec.name} {spec.place.start}".encode())
+
+
+def float32_ring_bytes(num_parameters: int, ranks: int) -> int:
+    """Bytes that all ranks together would send in an uncompressed ring, without headers: the yardstick of ratios."""
+    return 2 * (ranks - 1) * num_parameters * FLOAT32_BYTES
