@@ -10,10 +10,10 @@ import numpy as np
 from mpitrain.arrays import Floats
 from mpitrain.codecs.memory import DoubleBuffer
 from mpitrain.collectives.base import Traffic
+from mpitrain.errors import DivergedError
 from mpitrain.kernels.reduce import count_not_finite
 from mpitrain.params import Params
 from mpitrain.train.exchange import Exchange, Outcome
-from mpitrain.train.fragments import Rounds
 from mpitrain.train.outer import GlobalWeights
 from mpitrain.train.weights import Weights
 
@@ -27,31 +27,32 @@ class LocalExchange(Exchange):
         Of this replica. A gradient that is not finite costs this replica its step, and no other.
     common : GlobalWeights
         The model; built on ``weights.params``.
-    rounds : Rounds
-        When fragments are sent and applied.
     steps : int
         Length of the run; the round that ends with it may be short.
+    max_rejected : int
+        Exchanges in a row that may be rejected before the run counts as diverged.
 
     Notes
     -----
-    Rounds end with the multiples of ``rounds.h``: then nothing is under way, all replicas have the same global weights,
-    and, where there is one fragment that replaces the local weights, these too.
+    Rounds end with the multiples of h, whoever would like to meet earlier: then nothing is under way and all replicas
+    have the same global weights; where there is one fragment, which replaces the local weights, also the same of these.
     """
 
-    def __init__(self, weights: Weights, common: GlobalWeights, rounds: Rounds, *, steps: int) -> None:
+    def __init__(self, weights: Weights, common: GlobalWeights, steps: int, *, max_rejected: int) -> None:
         super().__init__(weights)
         self._common = common
-        self._rounds = rounds
         self._steps = steps
+        self._max_rejected = max_rejected
+        self._in_a_row = 0
         self._first = self._step = 0
         self._used = self._due = 0
         self._rejected: list[str] = []
         self._new = True
-        self._numbers = np.zeros(1 + 2 * rounds.fragments)
+        self._numbers = np.zeros(1 + 2 * common.rounds.fragments)
 
     def open_round(self, step: int) -> None:
         """Begin a round that ends with the next multiple of ``h``, or with the run."""
-        h = self._rounds.h
+        h = self._common.rounds.h
         self._first, self.last = step, min(-(-step // h) * h, self._steps)
         if self._new:
             self._common.begin()
@@ -86,22 +87,24 @@ class LocalExchange(Exchange):
                 self.weights.move(lr, norm)
         self._common.count(used, self._due)
         self.note("update", begin)
-        met, more = self._meet()
-        return Outcome(norm if met else None, lr, traffic + more)
-
-    def _meet(self) -> tuple[bool, Traffic]:
-        """Send and apply what is due after this step; return whether all was accepted."""
         turn, length = self._step - self._first + 1, self.last - self._first + 1
-        for fragment in self._rounds.sends(turn, length):
-            self._common.send(fragment, self._step)
-        accepted, traffic = True, Traffic()
-        for fragment in self._rounds.applies(turn, length):
-            taken, more = self._common.apply(fragment)
-            traffic += more
-            if not taken:
-                accepted = False
-                self._rejected = self._common.not_finite()
-        return accepted, traffic
+        accepted, more = self._common.meet(self._step, turn, length)
+        if not all(accepted):
+            norm, self._rejected = None, self._common.not_finite()
+        self._count(accepted)
+        return Outcome(norm, lr, traffic + more)
+
+    def _count(self, accepted: Sequence[bool]) -> None:
+        """End a run whose changes are rejected again and again; all ranks count alike."""
+        for each in accepted:
+            self._in_a_row = 0 if each else self._in_a_row + 1
+        if self._in_a_row > self._max_rejected:
+            error = DivergedError(
+                f"step {self._step}: {self._in_a_row} exchanges in a row had changes of weights that are not finite, "
+                "or none at all; lower optim.lr, lengthen optim.warmup_steps, or set train.clip_norm"
+            )
+            error.agreed = True
+            raise error
 
     @contextmanager
     def model(self) -> Iterator[None]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpitrain.arrays import Floats
 from mpitrain.codecs.memory import DoubleBuffer
 from mpitrain.collectives.base import Reducer, Traffic
 from mpitrain.comm.agreement import NumberGather
@@ -22,7 +21,7 @@ from mpitrain.kernels.optimizer import scale
 from mpitrain.optim.outer import OuterNesterov, merge
 from mpitrain.params import Layout, Params
 from mpitrain.train.buckets import BucketSums, plan_buckets, stream_of
-from mpitrain.train.fragments import deal
+from mpitrain.train.fragments import Rounds, deal
 
 
 @dataclass
@@ -94,6 +93,8 @@ class GlobalWeights:
         Changes on their way, and room for anything while none is.
     samples : list of Samples
         Behind the next change of each fragment.
+    rounds : Rounds
+        When fragments are to be sent and applied.
     differ : bool
         Whether replicas may have other weights of their own at the end of a round.
     """
@@ -115,6 +116,7 @@ class GlobalWeights:
         self._axis, self._replica = reducer.axis, replica
         self._timeout_s = timeout_s
         self._rule = OuterNesterov(lr=config.outer_lr, momentum=config.outer_momentum)
+        self.rounds = Rounds(config.h, config.fragments, config.delay)
         self._merge = config.merge
         self.differ = config.fragments > 1 or config.merge > 0
         # The mean over one replica is what it holds, as long as it has not gone on meanwhile.
@@ -181,6 +183,16 @@ class GlobalWeights:
         for start, stop in sums.ranges:
             merge(self._local.flat[start:stop], self.params.flat[start:stop], kept)
         return accepted, traffic
+
+    def meet(self, step: int, turn: int, length: int) -> tuple[list[bool], Traffic]:
+        """Send and apply what is due after a step, the ``turn``-th of a round of ``length``.
+
+        Collective as `send` and `apply`; returns of every fragment that was due whether it was accepted.
+        """
+        for fragment in self.rounds.sends(turn, length):
+            self.send(fragment, step)
+        outcomes = [self.apply(fragment) for fragment in self.rounds.applies(turn, length)]
+        return [accepted for accepted, _ in outcomes], sum((traffic for _, traffic in outcomes), Traffic())
 
     def _move(self, ranges: Sequence[tuple[int, int]], factor: float) -> None:
         for start, stop in ranges:

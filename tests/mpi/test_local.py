@@ -10,7 +10,6 @@ from mpitrain.comm.grid import Axis
 from mpitrain.config.schema import ExchangeConfig
 from mpitrain.params import Layout, Params, ParamSpec
 from mpitrain.train.buckets import group_of, plan_buckets, stream_of
-from mpitrain.train.fragments import Rounds
 from mpitrain.train.outer import GlobalWeights, deal_buckets
 from tests.reference.collectives import DirectTwin, RingTwin
 from tests.reference.local import LocalTwin
@@ -42,7 +41,6 @@ class Both:
         alone = Axis(MPI.COMM_SELF, "replica")
         self.common = GlobalWeights(reducer, self.local, config, seed=1, shared=(), replica=alone, timeout_s=20.0)
         self.common.begin()
-        self.rounds = Rounds(config.h, config.fragments, config.delay)
         self.twin = LocalTwin(
             self.local.flat,
             self.axis.size,
@@ -78,9 +76,7 @@ class Both:
             self.local.flat[:] += moves[self.axis.rank]
             self.common.count(float(used[self.axis.rank]), due)
             self.common.poll()
-            for fragment in self.rounds.sends(turn, length):
-                self.common.send(fragment, step)
-            accepted += [self.common.apply(fragment)[0] for fragment in self.rounds.applies(turn, length)]
+            accepted += self.common.meet(step, turn, length)[0]
             with np.errstate(all="ignore"):
                 self.twin.step(turn, length, moves, used, due)
         return accepted

@@ -34,8 +34,7 @@ class LocalTwin:
 
         ``due`` is the number of samples that all replicas should have used, ``samples`` what each did use.
         """
-        for replica, move in zip(self.replicas, moves, strict=True):
-            replica += move
+        self.replicas = [replica + move for replica, move in zip(self.replicas, moves, strict=True)]
         self.samples += samples
         self.due += due
         ends = [-(-(k + 1) * self.h // len(self.dealt)) for k in range(len(self.dealt))]
