@@ -132,7 +132,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     patience: Count | None = None
     """Evaluations in a row without a new lowest test loss after which the run ends."""
     diverge: NonNegative = 10.0
-    """Multiple of the mean training loss of the first 20 steps at which that of the last 20 counts as diverged; 0:
+    """Multiple of the median training loss of the first 20 steps at which that of the last 20 counts as diverged; 0:
     never."""
 
 

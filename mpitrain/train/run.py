@@ -144,11 +144,12 @@ def _tell(session: Session, rows: list[Row], result: Score | None) -> None:
         rows[-1] |= {"test_loss": result.loss, f"test_{result.name}": result.metric}
         if not math.isfinite(result.loss):
             session.narrator.say(f"warning   step {session.loop.counters.step}: the test loss is {result.loss}")
-    for row in rows:
-        if session.writes:
+    if session.writes:
+        for row in rows:
             session.folder.append(row)
-        scored = result if row is rows[-1] else None
-        session.narrator.step(int(str(row["step"])), progress_line(session.parts, row, scored), always=bool(scored))
+    # What came before it in a long round was told as it happened.
+    text = progress_line(session.parts, rows[-1], result)
+    session.narrator.step(session.loop.counters.step, text, always=result is not None)
 
 
 def _stop_early(session: Session) -> None:

@@ -3,6 +3,7 @@
 import math
 import time
 from dataclasses import dataclass, field
+from statistics import median
 
 from mpitrain.comm.fault import FaultHook
 from mpitrain.comm.signals import StopRequest
@@ -51,7 +52,7 @@ class StopWish:
 
 
 WATCHED = 20
-"""Steps whose losses are averaged to tell whether a run diverges."""
+"""Steps whose median loss tells whether a run diverges: an outlier does not count."""
 
 
 @dataclass
@@ -79,13 +80,13 @@ class LossWatch:
             self.first.append(loss)
             return False
         self.last = [*self.last, loss][-WATCHED:]
-        return bool(limit) and len(self.last) == WATCHED and sum(self.last) > limit * max(sum(self.first), 0.0)
+        return bool(limit) and len(self.last) == WATCHED and median(self.last) > limit * median(self.first)
 
     def error(self, step: int) -> DivergedError:
         """Say what has happened, the same on all ranks."""
-        first, last = sum(self.first) / len(self.first), sum(self.last) / len(self.last)
+        first, last = median(self.first), median(self.last)
         error = DivergedError(
-            f"step {step}: the mean training loss of {WATCHED} steps is {last:.4g}, after {first:.4g} in the first "
+            f"step {step}: the median training loss of {WATCHED} steps is {last:.4g}, after {first:.4g} in the first "
             f"ones: the run diverges; lower optim.lr, lengthen optim.warmup_steps, or set train.clip_norm "
             "(train.diverge sets the bound)"
         )
