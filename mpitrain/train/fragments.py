@@ -7,7 +7,7 @@ traffic is spread over the round, computation goes on while it is under way, and
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from mpitrain.errors import ConfigError
+from mpitrain.errors import ConfigError, count
 
 
 @dataclass(frozen=True)
@@ -74,8 +74,8 @@ def deal(weights: Sequence[int], fragments: int, together: Collection[int] = ())
     parts = len(free) + bool(together)
     if parts < fragments:
         raise ConfigError(
-            f"exchange.fragments = {fragments}, but what this rank holds of the model leaves in {parts} parts; set "
-            f"exchange.fragments = {parts} or less, or a smaller exchange.bucket_mb"
+            f"exchange.fragments = {fragments}, but what this rank holds of the model leaves in "
+            f"{count(parts, 'part')}; set exchange.fragments = {parts} or less, or a smaller exchange.bucket_mb"
         )
     dealt: list[list[int]] = [sorted(together), *([] for _ in range(fragments - 1))]
     loads = [sum(weights[bucket] for bucket in together), *[0] * (fragments - 1)]
