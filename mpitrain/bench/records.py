@@ -11,6 +11,9 @@ from rich.table import Table
 
 from mpitrain.comm.hints import is_launched
 
+WIDTH = 160
+"""Of a table at most, in characters."""
+
 Record = dict[str, str | float | int | None]
 
 
@@ -19,12 +22,15 @@ def show(title: str, records: Sequence[Record], path: Path | None = None) -> Non
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1))
     for name in records[0]:
         left = isinstance(records[0][name], str)
-        table.add_column(name.replace("_", " "), justify="left" if left else "right", vertical="bottom", no_wrap=left)
+        longest = max(len(_format(record[name])) for record in records)
+        justify: Literal["left", "right"] = "left" if left else "right"
+        # A number is never cut short; the words of a header go below each other instead.
+        table.add_column(name.replace("_", " "), justify=justify, vertical="bottom", no_wrap=left, min_width=longest)
     for record in records:
         table.add_row(*(_format(value) for value in record.values()))
     # A launcher may give its ranks a terminal that is not the user's.
     colours: Literal["auto"] | None = None if is_launched() else "auto"
-    Console(width=140, highlight=False, color_system=colours).print(table)
+    Console(width=WIDTH, highlight=False, color_system=colours).print(table)
     if path:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(list(records), indent=1) + "\n", encoding="utf-8")

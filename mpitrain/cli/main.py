@@ -83,6 +83,15 @@ Overwrite = Annotated[
 Ranks = Annotated[int, typer.Option("-n", "--ranks", min=1, help="Processes to start.")]
 Root = Annotated[bool, typer.Option("--allow-root", metavar=NO_VALUE, help="Let Open MPI run as root, in containers.")]
 Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", metavar=NO_VALUE, help="Allow more ranks than cores.")]
+Cells = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cell",
+        help="[WHEN/]CODEC[:MEMORY][+SERVER_CODEC][,SECTION.KEY=VALUE…], WHEN being sync, local-H, server-sync, ssp-S, "
+        "async, async-dc or async-dca; NAME= in front names it. The first one is the yardstick; may be repeated.",
+        metavar="CELL",
+    ),
+]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the records as JSON.", metavar="FILE")]
 
 
@@ -149,6 +158,10 @@ def launch(
     overwrite: Overwrite = False,
     allow_root: Root = False,
     oversubscribe: Oversubscribe = False,
+    survive: Annotated[
+        bool,
+        typer.Option("--survive", metavar=NO_VALUE, help="Where servers hold the weights, go on when a worker dies."),
+    ] = False,
     show: Annotated[
         bool, typer.Option("--print", metavar=NO_VALUE, help="Show the command and do not run it.")
     ] = False,
@@ -165,6 +178,7 @@ def launch(
         overwrite=overwrite,
         allow_root=allow_root,
         oversubscribe=oversubscribe,
+        survive=survive,
         show=show,
         stop=stop,
     )
@@ -258,16 +272,30 @@ def bench_codec(
 def bench_convergence(
     config: Config,
     ranks: Ranks = 4,
-    seeds: Annotated[int, typer.Option(help="Runs of each codec.")] = 10,
-    cells: Annotated[list[str] | None, typer.Option("--cell", help="CODEC or CODEC:MEMORY; may be repeated.")] = None,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell.")] = 10,
+    cells: Cells = None,
     overrides: Set = None,
     folder: Annotated[Path, typer.Option(help="Where runs are kept; finished ones are not run again.")] = Path(
         "runs/convergence"
     ),
+    link: Annotated[
+        str | None,
+        typer.Option(help="Also compose the time over links such as 20:20 (Mbit/s, ms one way).", metavar="MBIT:MS"),
+    ] = None,
     json: Json = None,
 ) -> None:
-    """Train with each codec and the same seeds, and compare results and bytes."""
-    call("bench-convergence", config, ranks, seeds, cells or DEFAULT_CELLS, overrides or [], folder, json)
+    """Train in each way with the same seeds, and compare results and bytes."""
+    call(
+        "bench-convergence",
+        config,
+        ranks,
+        seeds,
+        cells or DEFAULT_CELLS,
+        overrides or [],
+        folder,
+        link=link,
+        path=json,
+    )
 
 
 @bench.command("pipeline")

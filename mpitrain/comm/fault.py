@@ -9,6 +9,8 @@ raise           an exception with ``message``
 kill            the process ends by SIGKILL
 stop            the loop stops as it does at a wall-time limit: checkpoint, exit 75
 delay           the step takes ``seconds`` longer
+slow            the step takes ``seconds`` longer, and with ``probability`` ``factor`` times that (`slow_seconds`)
+drop            a worker throws away the server's answer to its gradient of the step
 nan, inf        one element of the gradient of ``tensor`` (the first where left out) becomes NaN or infinite
 const           the whole gradient becomes ``value``
 kill_save       SIGKILL while the checkpoint is being written
@@ -18,6 +20,7 @@ raise_end       an exception after the last step, before the summary
 ==============  ============================================================================================
 """
 
+import hashlib
 import os
 import signal
 import time
@@ -33,6 +36,8 @@ KINDS = (
     "kill",
     "stop",
     "delay",
+    "slow",
+    "drop",
     "nan",
     "inf",
     "const",
@@ -58,6 +63,18 @@ class Fault:
     message: str = "injected fault"
     seconds: float = 1.0
     value: float = 1.0
+    factor: float = 1.0
+    probability: float = 1.0
+
+
+def slow_seconds(fault: Fault, rank: int, step: int) -> float:
+    """Return the seconds that a fault ``slow`` adds to a step of a rank: the same for whoever asks.
+
+    Whether the factor applies is drawn from rank and step alone, so that a simulator knows what a run had to bear.
+    """
+    digest = hashlib.blake2b(f"{rank} {step}".encode(), digest_size=8).digest()
+    drawn = int.from_bytes(digest, "little") / 2**64
+    return fault.seconds * (fault.factor if drawn < fault.probability else 1.0)
 
 
 class FaultHook:
@@ -80,6 +97,7 @@ class FaultHook:
         faults = [_parse(item) for item in text.split(";") if item.strip()]
         self.faults = [fault for fault in faults if fault.rank in (None, rank)]
         self.text = text
+        self._rank = rank
 
     @classmethod
     def from_environment(cls, rank: int) -> "FaultHook":
@@ -101,6 +119,8 @@ class FaultHook:
         """Raise, die or sleep, if it is time."""
         if fault := self.find("delay", step):
             time.sleep(fault.seconds)
+        if fault := self.find("slow", step):
+            time.sleep(slow_seconds(fault, self._rank, step))
         if self.find("kill", step):
             kill_self()
         if fault := self.find("raise", step):
@@ -145,8 +165,7 @@ def _parse(item: str) -> Fault:
             step=int(fields["step"]) if "step" in fields else None,
             tensor=fields.get("tensor", ""),
             message=fields.get("message", "injected fault"),
-            seconds=float(fields.get("seconds", "1")),
-            value=float(fields.get("value", "1")),
+            **{name: float(fields.get(name, "1")) for name in ("seconds", "value", "factor", "probability")},
         )
     except ValueError as error:
         raise ConfigError(f"{VARIABLE}: {error} in {item!r}") from None

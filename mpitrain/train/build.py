@@ -193,18 +193,12 @@ def make_exchange(
 ) -> Exchange:
     """Build what moves the weights of this rank, as ``exchange.when`` says."""
     exchange, seed = config.exchange, config.train.seed
-    reducer = make_reducer(exchange.collective, grid.data, transport)
+    reducer = make_reducer(exchange.collective, grid.data, transport, servers=grid.shape.servers)
     if exchange.when == "local":
         common = agree(
             grid.world,
             lambda: GlobalWeights(
-                reducer,
-                weights.params,
-                exchange,
-                seed=seed,
-                shared=shared.holders,
-                replica=grid.replica,
-                timeout_s=transport.timeout_s,
+                reducer, weights.params, exchange, seed=seed, shared=shared.holders, replica=grid.replica
             ),
         )
         return LocalExchange(weights, common, config.train.steps, max_rejected=config.train.max_skips)

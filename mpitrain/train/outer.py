@@ -82,8 +82,6 @@ class GlobalWeights:
         As in `plan_buckets`; their buckets are in the first fragment.
     replica : Axis
         The ranks that hold a model together; all of them apply a fragment or none does.
-    timeout_s : float
-        Patience for the other ranks.
 
     Attributes
     ----------
@@ -108,13 +106,12 @@ class GlobalWeights:
         seed: int,
         shared: Collection[str],
         replica: Axis,
-        timeout_s: float,
     ) -> None:
         self.params, self.momentum, self.changes = (local.zeros_like() for _ in range(3))
         self.samples = [Samples() for _ in range(config.fragments)]
         self._local = local
         self._axis, self._replica = reducer.axis, replica
-        self._timeout_s = timeout_s
+        self._timeout_s = reducer.transport.timeout_s
         self._rule = OuterNesterov(lr=config.outer_lr, momentum=config.outer_momentum)
         self.rounds = Rounds(config.h, config.fragments, config.delay)
         self._merge = config.merge

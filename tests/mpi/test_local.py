@@ -39,7 +39,7 @@ class Both:
         self.local.initialize(3)
         reducer = make_reducer(config.collective, self.axis, Transport(20.0))
         alone = Axis(MPI.COMM_SELF, "replica")
-        self.common = GlobalWeights(reducer, self.local, config, seed=1, shared=(), replica=alone, timeout_s=20.0)
+        self.common = GlobalWeights(reducer, self.local, config, seed=1, shared=(), replica=alone)
         self.common.begin()
         self.twin = LocalTwin(
             self.local.flat,

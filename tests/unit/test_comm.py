@@ -266,10 +266,12 @@ def test_a_grid_that_does_not_cover_the_communicator():
 
 @pytest.mark.parametrize("kind", fault.KINDS)
 def test_every_kind_is_parsed(kind):
-    hook = FaultHook(f"{kind}:rank=1,step=5,tensor=a.b,message=so it is,seconds=0.5,value=-2e3", 1)
+    settings = "rank=1,step=5,tensor=a.b,message=so it is,seconds=0.5,value=-2e3,factor=4,probability=0.15"
+    hook = FaultHook(f"{kind}:{settings}", 1)
     found = hook.find(kind, 5)
     assert (found.kind, found.rank, found.step, found.tensor) == (kind, 1, 5, "a.b")
     assert (found.message, found.seconds, found.value) == ("so it is", 0.5, -2000.0)
+    assert (found.factor, found.probability) == (4.0, 0.15)
     assert hook.find(kind, 4) is None
     assert all(hook.find(other, 5) is None for other in fault.KINDS if other != kind)
 
@@ -333,6 +335,31 @@ def test_faults_happen_at_their_step(monkeypatch):
     assert happened[-1] == 8.0
     with pytest.raises(InjectedFaultError, match="late"):
         hook.at_end()
+
+
+def test_a_slow_rank_is_slow_at_the_steps_that_everyone_can_tell(monkeypatch):
+    happened = []
+    monkeypatch.setattr(fault.time, "sleep", happened.append)
+    hooks = [FaultHook("slow:rank=1,seconds=2;slow:seconds=0.05,factor=4,probability=0.15", rank) for rank in range(4)]
+    steps = range(1, 1001)
+    for rank, hook in enumerate(hooks):
+        for step in steps:
+            hook.at_step(step)
+        assert happened == [fault.slow_seconds(hook.faults[0], rank, step) for step in steps]
+        if rank == 1:
+            assert set(happened) == {2.0}
+        else:
+            assert set(happened) == {0.05, 0.2}
+            assert 110 <= happened.count(0.2) <= 190  # 150 on average, standard deviation 11
+        happened.clear()
+
+
+def test_slow_steps_are_drawn_for_every_rank_and_step():
+    """Drawn once and for all: measurements of other versions stay comparable."""
+    slow = fault.Fault("slow", seconds=0.05, factor=4.0, probability=0.15)
+    drawn = {(rank, step): fault.slow_seconds(slow, rank, step) > 0.1 for rank in range(4) for step in range(1, 13)}
+    assert [key for key, value in drawn.items() if value] == [(0, 5), (1, 4), (1, 5), (2, 2)]
+    assert fault.slow_seconds(fault.Fault("slow", seconds=3.0, factor=9.0, probability=0.0), 0, 1) == 3.0
 
 
 # The launcher's hints.

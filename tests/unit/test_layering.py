@@ -12,7 +12,7 @@ LAYERS = [
     {"params", "config", "topology"},
     {"codecs", "comm", "nn", "optim", "data"},
     {"collectives", "checkpoint"},
-    {"parallel"},
+    {"parallel", "server"},
     {"train"},
     {"bench", "report", "emulate", "jobs", "cli"},
 ]
