@@ -32,6 +32,7 @@ COMMANDS = {
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-pipeline": "mpitrain.bench.pipeline",
     "bench-start": "mpitrain.bench.start",
+    "bench-stragglers": "mpitrain.bench.stragglers",
     "report": "mpitrain.report.command",
 }
 """Modules with a function ``main``; each may import whatever it needs."""
@@ -40,6 +41,7 @@ NEWEST = "newest"
 RESUME_VALUES = rf"auto|{NEWEST}|[0-9]+"
 
 DEFAULT_CELLS = ["raw", "int8:residual"]
+DEFAULT_RULES = ["server-sync/int8", "ssp-1/int8", "ssp-4/int8", "async/int8", "local-30/int8"]
 DEFAULT_SCHEDULES = ["afab", "1f1b", "interleaved"]
 DEFAULT_MICRO_BATCHES = [4, 8, 16]
 
@@ -318,6 +320,35 @@ def bench_pipeline(
         forward_s=forward_s,
         elements=elements,
         repeats=repeats,
+        path=json,
+    )
+
+
+@bench.command("stragglers")
+def bench_stragglers(
+    config: Config,
+    ranks: Annotated[int, typer.Option("-n", "--ranks", min=2, help="Workers; servers come on top.")] = 4,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell.")] = 1,
+    cells: Cells = None,
+    seconds: Annotated[float, typer.Option(min=0, help="That every step sleeps.")] = 0.05,
+    factor: Annotated[float, typer.Option(min=1, help="By which a slow step sleeps longer.")] = 4.0,
+    probability: Annotated[float, typer.Option(min=0, max=1, help="Of a slow step, where slowness rotates.")] = 0.15,
+    overrides: Set = None,
+    folder: Annotated[Path, typer.Option(help="Where runs are kept; finished ones are not run again.")] = Path(
+        "runs/stragglers"
+    ),
+    json: Json = None,
+) -> None:
+    """Slow ranks down, now and then or one for good, and compare throughput with what a simulation says."""
+    call(
+        "bench-stragglers",
+        config,
+        ranks,
+        seeds,
+        cells or DEFAULT_RULES,
+        overrides or [],
+        folder,
+        slowness=(seconds, factor, probability),
         path=json,
     )
 
