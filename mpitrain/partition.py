@@ -41,6 +41,11 @@ def chunk_bounds(size: int, parts: int, block: int = 1) -> list[tuple[int, int]]
     return [(min(a * block, size), min(b * block, size)) for a, b in bounds(blocks)]
 
 
+def server_bounds(size: int, ranks: int, servers: int, block: int = 1) -> list[tuple[int, int]]:
+    """Cut a vector like ``chunk_bounds`` among the last ``servers`` of the ranks; the others get empty ranges."""
+    return [(0, 0)] * (ranks - servers) + chunk_bounds(size, servers, block)
+
+
 MOST_SUGGESTED = 1024
 """Up to where divisors are searched for a suggestion."""
 

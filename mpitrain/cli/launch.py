@@ -23,12 +23,13 @@ def main(
     overwrite: bool,
     allow_root: bool,
     oversubscribe: bool,
+    survive: bool,
     show: bool,
     stop: StopRequest,
 ) -> int:
     """Run the launcher of the ranks, whose exit code is that of the job."""
     try:
-        launcher = mpirun(ranks, allow_root=allow_root, oversubscribe=oversubscribe)
+        launcher = mpirun(ranks, allow_root=allow_root, oversubscribe=oversubscribe, survive=survive)
     except LaunchError as error:
         fail(error, Position())
     flags = [part for item in overrides for part in ("--set", item)]

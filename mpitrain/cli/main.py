@@ -160,6 +160,10 @@ def launch(
     overwrite: Overwrite = False,
     allow_root: Root = False,
     oversubscribe: Oversubscribe = False,
+    survive: Annotated[
+        bool,
+        typer.Option("--survive", metavar=NO_VALUE, help="Where servers hold the weights, go on when a worker dies."),
+    ] = False,
     show: Annotated[
         bool, typer.Option("--print", metavar=NO_VALUE, help="Show the command and do not run it.")
     ] = False,
@@ -176,6 +180,7 @@ def launch(
         overwrite=overwrite,
         allow_root=allow_root,
         oversubscribe=oversubscribe,
+        survive=survive,
         show=show,
         stop=stop,
     )

@@ -1,1 +1,1 @@
-"""How a sum travels: native MPI, ring, direct; one Reducer contract."""
+"""How a sum travels: native MPI, ring, direct, server; one Reducer contract."""

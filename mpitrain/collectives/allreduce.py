@@ -13,6 +13,7 @@ from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.collectives.base import Bucket, Traffic, Transport, compile_kernels
 from mpitrain.collectives.registry import COLLECTIVES, make_reducer
+from mpitrain.collectives.server import servers_refusal
 from mpitrain.comm.agreement import agree, first_on_node, same_everywhere
 from mpitrain.comm.frame import HEADER_BYTES, MAX_MESSAGE_BYTES
 from mpitrain.comm.grid import Axis, duplicate
@@ -38,8 +39,10 @@ class Allreduce:
         What is remembered between calls: ``residual`` adds what rounding lost to the next array (for gradients),
         ``delta`` sends the change against the last sum (for slowly changing arrays). None: ``residual``, or ``none``
         with raw.
-    collective : {"direct", "ring", "native"}
+    collective : {"direct", "ring", "server", "native"}
         How they travel; ``native`` is MPI_Allreduce and carries raw only.
+    servers : int or None
+        Ranks that add up for all, the last of ``comm``, where the collective is ``server``. None: one.
     dtype : float32 or float64
         Type in which sums are made. Arrays may be float16, float32 or float64 and are converted to it.
     rounding : {"nearest", "stochastic"}
@@ -76,6 +79,7 @@ class Allreduce:
         codec: str = "int8",
         memory: str | None = None,
         collective: str = "direct",
+        servers: int | None = None,
         dtype: npt.DTypeLike = np.float32,
         rounding: str = "nearest",
         seed: int = 0,
@@ -90,7 +94,10 @@ class Allreduce:
         memory = memory or ("none" if codec == "raw" else "residual")
         try:
             agree(self._axis, lambda: _check(size, codec, memory, collective, rounding), timeout_s=timeout_s)
-            choice = [int(size), codec, memory, collective, np.dtype(dtype).str, rounding, int(seed), max_message_bytes]
+            agree(self._axis, lambda: _check_servers(servers, collective, self._axis.size), timeout_s=timeout_s)
+            serving = 1 if servers is None else int(servers)
+            how = [collective, serving, rounding, int(seed), max_message_bytes]
+            choice = [int(size), codec, memory, np.dtype(dtype).str, *how]
             same_everywhere(self._axis, choice, "the arguments of Allreduce")
         except ConfigError:
             self.close()
@@ -98,7 +105,8 @@ class Allreduce:
         self._seed, self._calls = int(seed), 0
         self._work: Floats = aligned_zeros(int(size), dtype)
         coder = make_codec(codec, dtype, stochastic=rounding == "stochastic")
-        self._reducer = make_reducer(collective, self._axis, Transport(timeout_s, max_message_bytes))
+        transport = Transport(timeout_s, max_message_bytes)
+        self._reducer = make_reducer(collective, self._axis, transport, servers=serving)
         self._state = self._reducer.open(Bucket(self._work), coder, memory)
         first_on_node(self._axis, lambda: compile_kernels(coder, memory))
 
@@ -195,4 +203,13 @@ def _check(size: int, codec: str, memory: str, collective: str, rounding: str) -
         if name not in known:
             raise ConfigError(f"Allreduce: {what}: expected one of {', '.join(known)}, got {name!r}")
     if reason := refusal(collective, codec, memory, rounding):
+        raise ConfigError(f"Allreduce: {reason}")
+
+
+def _check_servers(servers: int | None, collective: str, ranks: int) -> None:
+    if servers is not None and collective != "server":
+        raise ConfigError(f'Allreduce: servers = {servers!r} is read by collective "server", got "{collective}"')
+    if servers is not None and not isinstance(servers, int | np.integer):
+        raise ConfigError(f"Allreduce: servers: expected a number of ranks, got {servers!r}")
+    if collective == "server" and (reason := servers_refusal(1 if servers is None else int(servers), ranks)):
         raise ConfigError(f"Allreduce: {reason}")

@@ -325,13 +325,16 @@ class Reducer(ABC):
         Parameters
         ----------
         chunks : list of (start, stop), optional
-            The part of the vector that each rank owns, one after the other; equal ones, cut at multiples of the codec's
-            block, where left out.
+            The part of the vector that each rank owns, one after the other; those of ``chunks`` where left out.
         """
-        chunks = chunks or chunk_bounds(bucket.values.size, self.axis.size, codec.block)
+        chunks = chunks or self.chunks(bucket.values.size, codec.block)
         state = BucketState(bucket, codec, memory, chunks)
         self.prepare(state)
         return state
+
+    def chunks(self, size: int, block: int) -> list[tuple[int, int]]:
+        """Cut a vector into the ranges that the ranks own: equal ones that start on multiples of ``block``."""
+        return chunk_bounds(size, self.axis.size, block)
 
     @abstractmethod
     def prepare(self, state: BucketState) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.prediction import factor_nbytes
 from mpitrain.comm.frame import HEADER_BYTES
-from mpitrain.partition import chunk_bounds
+from mpitrain.partition import chunk_bounds, server_bounds
 
 
 @dataclass(frozen=True)
@@ -36,22 +36,34 @@ def payload_nbytes(codec: Codec, memory: str, size: int) -> int:
     return codec.nbytes(size) + (factor_nbytes(size) if memory == "delta" else 0)
 
 
-def sent_for_sum(collective: str, codec: Codec, memory: str, size: int, ranks: int) -> list[Sent]:
+def sent_for_sum(collective: str, codec: Codec, memory: str, size: int, ranks: int, *, servers: int = 1) -> list[Sent]:
     """Predict what every rank sends for the sum of a vector of ``size`` elements.
 
-    Direct and ring move each chunk p - 1 times on its way to its owner and as often back: 2(p-1)/p of the vector a
-    rank, where it divides evenly. What MPI makes of its own sum is not known here: ``native`` counts the vector once,
-    as one message.
+    Direct, ring and server move each chunk p - 1 times on its way to its owner and as often back. With direct and ring
+    these are 2(p-1)/p of the vector a rank, where it divides evenly; with a server, one vector a rank and p - 1 from
+    the server. What MPI makes of its own sum is not known here: ``native`` counts the vector once, as one message.
+
+    Parameters
+    ----------
+    servers : int
+        Ranks that own chunks, where the collective is "server".
     """
     if ranks == 1:
         return [Sent()]
     if collective == "native":
         return [Sent(codec.nbytes(size), 1)] * ranks
-    chunks = chunk_bounds(size, ranks, codec.block)
-    if collective == "direct":
+    chunks = _owned(collective, size, ranks, codec.block, servers)
+    if collective != "ring":
         halves = sent_for_scatter(codec, memory, chunks), sent_for_gather(codec, memory, chunks)
         return [there + back for there, back in zip(*halves, strict=True)]
     return _ring_sends(_messages(codec, memory, chunks))
+
+
+def _owned(collective: str, size: int, ranks: int, block: int, servers: int) -> list[tuple[int, int]]:
+    """List the chunk that each rank owns."""
+    if collective == "server":
+        return server_bounds(size, ranks, servers, block)
+    return chunk_bounds(size, ranks, block)
 
 
 def sent_for_scatter(codec: Codec, memory: str, chunks: list[tuple[int, int]]) -> list[Sent]:
@@ -86,20 +98,24 @@ def latencies(collective: str, ranks: int) -> int:
     """Count the messages of a sum that can only follow each other; of ``native``, those of a tree there and back."""
     if ranks == 1:
         return 0
-    return {"direct": 2, "ring": 2 * (ranks - 1), "native": 2 * (ranks - 1).bit_length()}[collective]
+    return {"direct": 2, "server": 2, "ring": 2 * (ranks - 1), "native": 2 * (ranks - 1).bit_length()}[collective]
 
 
-def memory_elements(collective: str, memory: str, size: int, ranks: int, block: int = 1) -> list[int]:
+def memory_elements(
+    collective: str, memory: str, size: int, ranks: int, block: int = 1, *, servers: int = 1
+) -> list[int]:
     """Predict how many elements every rank remembers of a vector from one sum to the next, both halves together.
 
     Parameters
     ----------
     block : int
         Of the codec.
+    servers : int
+        As in ``sent_for_sum``.
     """
     if memory == "none" or collective == "native":
         return [0] * ranks
-    chunks = [stop - start for start, stop in chunk_bounds(size, ranks, block)]
+    chunks = [stop - start for start, stop in _owned(collective, size, ranks, block, servers)]
     return [2 * _remembered(collective, memory, chunks, rank) for rank in range(ranks)]
 
 
@@ -108,6 +124,6 @@ def _remembered(collective: str, memory: str, chunks: list[int], rank: int) -> i
     size, own = sum(chunks), chunks[rank]
     if memory == "residual":
         return size  # one stream for every chunk, be it a contribution or the sum
-    if collective == "direct":
+    if collective != "ring":
         return 2 * size + (len(chunks) - 2) * own  # contributions to the others' chunks and their sums; all of its own
     return 3 * size - own - chunks[rank - 1]  # partial sums out and in, and the sum of every chunk

@@ -13,7 +13,7 @@ TRANSPORT = {"pml": "ob1", "btl": "self,sm,tcp"}
 """Open MPI's way over shared memory and TCP; looking for fabrics beyond them costs every start a second."""
 
 
-def mpirun(ranks: int, *, allow_root: bool, oversubscribe: bool) -> list[str]:
+def mpirun(ranks: int, *, allow_root: bool, oversubscribe: bool, survive: bool = False) -> list[str]:
     """Build the launcher's part of the command.
 
     Parameters
@@ -22,6 +22,8 @@ def mpirun(ranks: int, *, allow_root: bool, oversubscribe: bool) -> list[str]:
         Processes to start.
     allow_root, oversubscribe : bool
         Whether the user wants what Open MPI refuses by default.
+    survive : bool
+        Whether the others go on when a rank dies (ULFM).
 
     Raises
     ------
@@ -32,6 +34,8 @@ def mpirun(ranks: int, *, allow_root: bool, oversubscribe: bool) -> list[str]:
     open_mpi = "Open MPI" in library
     program = _find("mpirun" if open_mpi else "mpiexec", library)
     if not open_mpi:
+        if survive:
+            raise LaunchError(f"launch: --survive needs Open MPI, but {library} is linked; leave it out")
         return [program, "-n", str(ranks)]
     cores = physical_cores(os.sched_getaffinity(0))
     missing = ["--allow-root"] * (os.geteuid() == 0 and not allow_root) + ["--oversubscribe"] * (
@@ -42,7 +46,7 @@ def mpirun(ranks: int, *, allow_root: bool, oversubscribe: bool) -> list[str]:
             f"launch: {ranks} ranks on {cores} cores{_user()} need more than Open MPI gives by itself; add "
             f"{' '.join(missing)} to launch"
         )
-    command = [program, "-n", str(ranks)]
+    command = [program, "-n", str(ranks), *["--with-ft", "ulfm"] * survive]
     for name, value in TRANSPORT.items():
         command += ["--mca", name, value] * (f"OMPI_MCA_{name}" not in os.environ)
     command += ["--allow-run-as-root"] * (os.geteuid() == 0)

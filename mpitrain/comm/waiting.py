@@ -91,12 +91,21 @@ class Requests:
         return len(self._requests) - self._open
 
     def poll(self) -> bool:
-        """Test the open requests."""
+        """Test the open requests; raises PeerLostError where MPI tells that a peer has died (it can under ULFM)."""
         if self._open:
-            done = MPI.Request.Testsome(self._requests, self._statuses) or []
+            try:
+                done = MPI.Request.Testsome(self._requests, self._statuses) or []
+            except MPI.Exception as error:
+                if not self._died(error):
+                    raise
+                raise PeerLostError(f"{self._label}: the peer has died") from None
             self._open -= len(done)
             self.received_bytes += sum(self._statuses[i].Get_count(MPI.BYTE) for i in range(len(done)))
         return not self._open
+
+    def _died(self, error: MPI.Exception) -> bool:
+        classes = [error.Get_error_class(), *(status.Get_error() for status in self._statuses)]
+        return bool(set(classes) & {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED})
 
     def waiting_for(self) -> str:
         """Name what is missing."""

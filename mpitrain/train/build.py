@@ -190,7 +190,7 @@ def make_exchange(
 ) -> Exchange:
     """Build what moves the weights of this rank, as ``exchange.when`` says."""
     exchange, seed = config.exchange, config.train.seed
-    reducer = make_reducer(exchange.collective, grid.data, transport)
+    reducer = make_reducer(exchange.collective, grid.data, transport, servers=grid.shape.servers)
     sums = BucketSums(reducer, weights.grads, exchange, seed=seed, shared=shared.holders)
     return SyncExchange(weights, sums, overlap=exchange.overlap)
 

@@ -86,6 +86,38 @@ def test_refusals(comm, options, message):
         mpitrain.Allreduce(comm, -1)
 
 
+def test_servers_add_up(comm, everywhere):
+    """The last ranks of the communicator serve; their arrays count, too."""
+    for servers in (None, *range(1, comm.size)):
+        if comm.size == 1:
+            break
+        with mpitrain.Allreduce(comm, 5, codec="raw", collective="server", servers=servers) as allreduce:
+            array = np.arange(5, dtype=np.float32) + comm.rank
+            traffic = allreduce(array)
+            assert np.array_equal(array, expected_sum((5,), comm.size))
+            assert everywhere(array)
+            serving = servers or 1
+            parts, sums = (serving - 1, comm.size - 1) if comm.rank >= comm.size - serving else (serving, 0)
+            assert traffic.messages == parts + sums
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"collective": "server", "servers": 0}, r"servers = 0 of \d rank"),
+        ({"collective": "server", "servers": 99}, r"servers = 99 of \d rank"),
+        ({"collective": "server", "servers": 1.5}, "servers: expected a number of ranks, got 1.5"),
+        ({"servers": 1}, 'servers = 1 is read by collective "server", got "direct"'),
+    ],
+)
+def test_impossible_servers(comm, options, message):
+    with pytest.raises(ConfigError, match=message):
+        mpitrain.Allreduce(comm, 10, **options)
+    if comm.size == 1:
+        with pytest.raises(ConfigError, match="servers = 1 of 1 rank leave .*; start 2 or more"):
+            mpitrain.Allreduce(comm, 10, collective="server")
+
+
 def test_different_arguments_are_refused_on_all_ranks(comm):
     if comm.size == 1:
         return

@@ -1,9 +1,11 @@
 """Every collective × codec × memory against its one-process twin, bit for bit, over several steps."""
 
 import itertools
+from functools import partial
 
 import numpy as np
 import pytest
+from mpi4py import MPI
 
 from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import make_codec
@@ -11,9 +13,16 @@ from mpitrain.collectives.base import Bucket, Transport
 from mpitrain.collectives.predicted import Sent, memory_elements, sent_for_sum
 from mpitrain.collectives.registry import make_reducer
 from mpitrain.comm.frame import HEADER_BYTES
-from tests.reference.collectives import DirectTwin, RingTwin
+from mpitrain.errors import ConfigError
+from tests.reference.collectives import DirectTwin, RingTwin, ServerTwin
 
-TWINS = {"direct": DirectTwin, "ring": RingTwin}
+TWINS = {
+    "direct": DirectTwin,
+    "ring": RingTwin,
+    **{f"server{n}": partial(ServerTwin, servers=n) for n in (1, 2, 3) if n < MPI.COMM_WORLD.Get_size()},
+}
+"""By the name of the collective and, where ranks serve, their number: as many as the ranks at hand allow."""
+
 SIZES = [0, 1, 2, 3, 5, 7, 127, 129, 640, 4097]
 STREAMS = [
     ("raw", "none", False),
@@ -27,10 +36,21 @@ def contribution(rank, step, size, dtype=np.float32):
     return (rng.standard_normal(size) * 10.0 ** rng.integers(-3, 3)).astype(dtype)
 
 
+def split_name(collective):
+    """Return the collective of a test's name, and the ranks that serve."""
+    name = collective.rstrip("123")
+    return name, int(collective[len(name) :] or 1)
+
+
+def reducer_of(collective, axis, transport=None):
+    name, servers = split_name(collective)
+    return make_reducer(name, axis, transport, servers=servers)
+
+
 def run_steps(axis, collective, codec, memory, size, steps=3, dtype=np.float32, transport=None):
     """Return (sums, traffics) of this rank and what the twin says."""
     ranks = axis.size
-    reducer = make_reducer(collective, axis, transport or Transport(timeout_s=30))
+    reducer = reducer_of(collective, axis, transport or Transport(timeout_s=30))
     work = np.zeros(size, dtype)
     state = reducer.open(Bucket(work), codec, memory)
     twin = TWINS[collective](codec, memory, size, ranks)
@@ -50,9 +70,10 @@ def run_steps(axis, collective, codec, memory, size, steps=3, dtype=np.float32, 
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("collective", TWINS)
 def test_bits_and_bytes(axis, everywhere, collective, size):
+    kind, servers = split_name(collective)
     for name, memory, stochastic in STREAMS:
         codec = make_codec(name, stochastic=stochastic)
-        predicted = sent_for_sum(collective, codec, memory, size, axis.size)[axis.rank]
+        predicted = sent_for_sum(kind, codec, memory, size, axis.size, servers=servers)[axis.rank]
         for got, expected, traffic in run_steps(axis, collective, codec, memory, size):
             case = (collective, name, memory, stochastic, size)
             assert got.tobytes() == expected.tobytes(), case
@@ -63,11 +84,12 @@ def test_bits_and_bytes(axis, everywhere, collective, size):
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("collective", ["native", *TWINS])
 def test_memories_take_what_is_predicted(axis, collective, size):
+    kind, servers = split_name(collective)
     for name, memory, stochastic in STREAMS[:1] if collective == "native" else STREAMS:
         codec = make_codec(name, stochastic=stochastic)
-        state = make_reducer(collective, axis).open(Bucket(np.zeros(size, np.float32)), codec, memory)
+        state = reducer_of(collective, axis).open(Bucket(np.zeros(size, np.float32)), codec, memory)
         held = sum(half.size for buffer in state.states().values() for half in (buffer.current, buffer.next))
-        expected = memory_elements(collective, memory, size, axis.size, codec.block)[axis.rank]
+        expected = memory_elements(kind, memory, size, axis.size, codec.block, servers=servers)[axis.rank]
         assert held == expected, (collective, name, memory, size)
 
 
@@ -83,7 +105,7 @@ def test_float64(axis, collective):
 @pytest.mark.parametrize("collective", ["native", *TWINS])
 def test_raw_sum_is_near_float64(axis, collective):
     size = 5000
-    reducer = make_reducer(collective, axis)
+    reducer = reducer_of(collective, axis)
     work = contribution(axis.rank, 0, size)
     state = reducer.open(Bucket(work), make_codec("raw"), "none")
     reducer.start(state).wait()
@@ -120,7 +142,7 @@ def test_nonfinite_reaches_every_rank_and_undoes_the_step(axis, everywhere, coll
     if collective == "native" and name != "raw":
         return
     size = 1000
-    reducer = make_reducer(collective, axis)
+    reducer = reducer_of(collective, axis)
     work = np.zeros(size, np.float32)
     state = reducer.open(Bucket(work), make_codec(name), memory)
     positions = [0, size // 2, size - 1]
@@ -145,7 +167,7 @@ def test_nonfinite_reaches_every_rank_and_undoes_the_step(axis, everywhere, coll
 @pytest.mark.parametrize("collective", TWINS)
 def test_equal_ones_do_not_wrap(axis, collective, name, limit):
     """C05: the largest code everywhere, on every rank."""
-    reducer = make_reducer(collective, axis)
+    reducer = reducer_of(collective, axis)
     work = np.ones(300, np.float32)
     state = reducer.open(Bucket(work), make_codec(name), "none")
     reducer.start(state).wait()
@@ -155,7 +177,7 @@ def test_equal_ones_do_not_wrap(axis, collective, name, limit):
 @pytest.mark.parametrize("collective", TWINS)
 def test_half_neither_overflows_nor_forgets(axis, collective):
     """C06: sums above the range of a half stay finite; what is below it is recovered by the residual."""
-    reducer = make_reducer(collective, axis)
+    reducer = reducer_of(collective, axis)
     work = np.empty(500, np.float32)
     state = reducer.open(Bucket(work), make_codec("fp16"), "residual")
     work[:] = 30000.0
@@ -209,3 +231,21 @@ def test_many_buckets_in_flight(axis, everywhere):
         twin = DirectTwin(make_codec("raw"), "none", work.size, axis.size)
         expected = twin.sum([contribution(rank, i, work.size) for rank in range(axis.size)], [0] * axis.size)
         assert work.tobytes() == expected.tobytes()
+
+
+def test_a_server_bears_the_star(axis):
+    """A rank sends the vector once; what the only server sends grows with the ranks."""
+    if axis.size == 1:
+        return  # refused, see below
+    message = HEADER_BYTES + 640 + 5 * 2
+    for _, _, traffic in run_steps(axis, "server1", make_codec("int8"), "residual", 640):
+        times = axis.size - 1 if axis.rank == axis.size - 1 else 1
+        assert (traffic.sent_bytes, traffic.messages) == (times * message, times)
+        assert traffic.received_bytes == times * message
+
+
+def test_impossible_numbers_of_servers_are_named(axis):
+    """P13: none, all, more than there are."""
+    for servers in (-1, 0, axis.size, axis.size + 1):
+        with pytest.raises(ConfigError, match=rf"servers = {servers} of {axis.size} rank.*(set|start)"):
+            make_reducer("server", axis, servers=servers)

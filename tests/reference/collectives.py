@@ -3,7 +3,7 @@
 import numpy as np
 
 from mpitrain.codecs.memory import RECEIVERS, SENDERS
-from mpitrain.partition import chunk_bounds
+from mpitrain.partition import bounds, chunk_bounds, split_sizes
 
 
 class Twin:
@@ -59,6 +59,16 @@ class DirectTwin(Twin):
             value = part if rank == owner else self._through(f"{rank}to{owner}", owner, part, keys[rank])
             total = value.copy() if total is None else total + value
         return total
+
+
+class ServerTwin(DirectTwin):
+    """The same, but only the last ranks own chunks: whole blocks of the codec, larger shares first."""
+
+    def __init__(self, codec, memory, size, ranks, servers=1):
+        super().__init__(codec, memory, size, ranks)
+        blocks = bounds(split_sizes(-(-size // codec.block), servers))
+        shares = [(min(a * codec.block, size), min(b * codec.block, size)) for a, b in blocks]
+        self.chunks = [(0, 0)] * (ranks - servers) + shares
 
 
 class RingTwin(Twin):

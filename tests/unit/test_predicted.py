@@ -25,6 +25,21 @@ def test_a_ragged_vector():
     assert sent_for_sum("direct", raw, "none", 0, 3) == [Sent()] * 3
 
 
+def test_a_sum_through_servers():
+    """With one, a vector from everyone to it and from it to everyone; two cut it at a block and send as often."""
+    message = 16 + 128 + 2
+    half, whole = message, 16 + 256 + 4
+    sent = sent_for_sum("server", make_codec("int8"), "residual", 256, 4)
+    assert sent == [*[Sent(whole, 1)] * 3, Sent(3 * whole, 3)]
+    sent = sent_for_sum("server", make_codec("int8"), "residual", 256, 4, servers=2)
+    assert sent == [*[Sent(2 * half, 2)] * 2, *[Sent(4 * half, 4)] * 2]
+    assert sent_for_sum("server", make_codec("raw"), "none", 1, 4, servers=3)[1:] == [
+        Sent(3 * 20, 3),
+        Sent(20, 1),
+        Sent(20, 1),
+    ]
+
+
 @pytest.mark.parametrize(("size", "factors"), [(0, 0), (1, 1), (256, 1), (257, 2)])
 def test_delta_sends_factors(size, factors):
     codec = make_codec("fp16")
@@ -34,6 +49,7 @@ def test_delta_sends_factors(size, factors):
 
 def test_messages_in_a_row():
     assert [latencies("direct", ranks) for ranks in (1, 2, 5)] == [0, 2, 2]
+    assert [latencies("server", ranks) for ranks in (1, 2, 5)] == [0, 2, 2]
     assert [latencies("ring", ranks) for ranks in (1, 2, 5)] == [0, 2, 8]
     assert [latencies("native", ranks) for ranks in (1, 2, 4, 5)] == [0, 2, 4, 6]
 
@@ -43,3 +59,6 @@ def test_memories_in_two_halves():
     assert memory_elements("native", "none", 100, 2) == [0, 0]
     assert memory_elements("ring", "residual", 100, 2) == memory_elements("direct", "residual", 100, 2) == [200, 200]
     assert memory_elements("direct", "delta", 100, 2) == memory_elements("ring", "delta", 100, 2) == [400, 400]
+    # A worker keeps what it has sent and what it has decoded, a server what each of four has sent and its own sum.
+    assert memory_elements("server", "delta", 100, 5) == [400, 400, 400, 400, 1000]
+    assert memory_elements("server", "residual", 100, 5) == [200] * 5
