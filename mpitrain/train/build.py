@@ -13,7 +13,7 @@ from mpitrain.comm.agreement import agree, first_on_node, same_everywhere, sum_a
 from mpitrain.comm.grid import Axis, ProcessGrid
 from mpitrain.config.schema import Config, DataConfig
 from mpitrain.config.validate import micro_batches_of
-from mpitrain.data.dataset import Dataset, combine_moments
+from mpitrain.data.dataset import Dataset, Moments, combine_moments
 from mpitrain.data.loader import Loader
 from mpitrain.data.open import open_dataset
 from mpitrain.data.problems import shown
@@ -99,9 +99,12 @@ class Parts:
 
     @property
     def fp32_ring_bytes(self) -> float:
-        """What this rank would send of its gradients in a step of an uncompressed float32 ring, without headers."""
-        dp = self.grid.data.size
-        return float32_ring_bytes(self.params.layout.num_parameters, dp) / dp
+        """What this rank would send of its gradients in a step of an uncompressed float32 ring of those that train.
+
+        Without headers; 0 for a rank that serves.
+        """
+        dp = self.grid.shape.dp
+        return float32_ring_bytes(self.params.layout.num_parameters, dp) / dp if self.grid.row < dp else 0.0
 
     def not_finite(self) -> list[str]:
         """Name the tensors whose gradients on this rank are not finite, after a rejected step."""
@@ -149,7 +152,7 @@ def build(
     """
     dataset, sampler, test_part = agree(grid.world, lambda: _open_data(config, grid))
     _check_same_data(grid.world, dataset)
-    known = learned or _learn(dataset, grid.data, config.data)
+    known = learned or _learn(dataset, grid, config.data)
     agree(grid.world, lambda: _take_over(dataset, known, config.data))
     optimizer = make_optimizer(config.optim)
     first_on_node(grid.world, lambda: _compile(config, optimizer, dataset))
@@ -164,7 +167,7 @@ def build(
     weights = make_weights(config, params, grads, shared, grid.replica)
     agree(grid.world, lambda: check_rules(part.sizes, config.exchange))
     model = config.model
-    class_weights = _class_weights(config, dataset, sampler, grid.data)
+    class_weights = _class_weights(config, dataset, sampler, grid)
     return Parts(
         config=config,
         grid=grid,
@@ -232,15 +235,20 @@ def _check_same_data(world: Axis, dataset: Dataset) -> None:
     same_everywhere(world, shape, "the data sets (training groups, test samples, features, classes, values)")
 
 
-def _learn(dataset: Dataset, axis: Axis, data: DataConfig) -> Learned:
+def _learn(dataset: Dataset, grid: ProcessGrid, data: DataConfig) -> Learned:
     """Find the mean and scale of the columns over the training samples of all ranks."""
     mean, scale = np.empty(0), np.empty(0)
     if data.standardize and not dataset.vocabulary:
-        table = dataset.moments()
-        if data.placement == "station":  # else every rank holds all groups
-            sum_arrays(axis, table)
-        mean, scale = combine_moments(table)
+        mean, scale = combine_moments(_of_all_samples(dataset.moments(), grid, data))
     return Learned(dataset.feature_names, dataset.class_names, mean.tolist(), scale.tolist())
+
+
+def _of_all_samples(mine: Moments, grid: ProcessGrid, data: DataConfig) -> Moments:
+    """Sum in place what ranks have found in their samples. Collective: servers, who have none, learn it, too."""
+    if data.placement == "shuffled" and grid.row > 0:
+        mine[:] = 0  # every replica holds all samples: the first one speaks for them
+    sum_arrays(grid.column, mine)
+    return mine
 
 
 def _take_over(dataset: Dataset, learned: Learned, data: DataConfig) -> None:
@@ -268,14 +276,13 @@ def _take_over(dataset: Dataset, learned: Learned, data: DataConfig) -> None:
         dataset.standardize(np.array(learned.mean), np.array(learned.scale), limit=data.clip)
 
 
-def _class_weights(config: Config, dataset: Dataset, sampler: Sampler, axis: Axis) -> Floats | None:
+def _class_weights(config: Config, dataset: Dataset, sampler: Sampler, grid: ProcessGrid) -> Floats | None:
     """Weigh the classes so that each has the same part in the loss and the mean weight of a training sample is 1."""
     if config.train.class_weights == "equal" or config.model.task != "classify":
         return None
     labels = dataset.train(sampler.owned).y
-    counts = np.bincount(labels, minlength=dataset.num_outputs).astype(np.float64)
-    if config.data.placement == "station":
-        sum_arrays(axis, counts)
+    here = np.bincount(labels, minlength=dataset.num_outputs).astype(np.float64)
+    counts = _of_all_samples(here, grid, config.data)
     present = counts > 0
     weights: Floats = np.zeros(len(counts), np.float32)
     weights[present] = counts.sum() / (present.sum() * counts[present])

@@ -9,10 +9,10 @@ from importlib.metadata import version
 import mpitrain
 from mpitrain.collectives.base import Event
 from mpitrain.comm.runtime import library_name
+from mpitrain.config.schema import ExchangeConfig
 from mpitrain.errors import count
 from mpitrain.kernels.jit import cache_folder
 from mpitrain.partition import split_sizes
-from mpitrain.train.buckets import float32_ring_bytes
 from mpitrain.train.build import Parts
 from mpitrain.train.evaluate import Score
 from mpitrain.train.runfolder import Row
@@ -73,7 +73,7 @@ def describe(parts: Parts) -> list[str]:
         f"train     {config.train.steps} steps, batches of {_batch(parts)}, {_micro_batches(parts)}",
         *_split(parts),
         f"optim     {optim.kind}, lr {optim.lr:g}, {optim.schedule} after {optim.warmup_steps} steps of warm-up",
-        f"exchange  {config.exchange.when}, {config.exchange.collective}, {', '.join(codecs)}; "
+        f"exchange  {_when(config.exchange)}, {', '.join(codecs)}; "
         f"memory {config.exchange.memory}, {count(len(exchange.sizes()), 'bucket')}{_where(parts)}",
         f"run       {config.run.folder}",
     ]
@@ -81,6 +81,19 @@ def describe(parts: Parts) -> list[str]:
     threads = count(int(wanted), "BLAS thread") if wanted.isdecimal() else "all BLAS threads"
     kernels = f"kept in {cache_folder}" if cache_folder else "compiled anew at every start: no folder can be written"
     return [*lines, f"machine   {threads} a rank, kernels {kernels}"]
+
+
+def _when(exchange: ExchangeConfig) -> str:
+    """Tell when gradients, or changes of weights, leave, and how."""
+    served = count(exchange.servers or 0, "server")
+    if exchange.when == "server":
+        bound = f" with a staleness of up to {exchange.staleness}" if exchange.mode == "ssp" else ""
+        return f"server, {exchange.mode}{bound}, {served} answering with {exchange.server_codec}"
+    how = f"through {served}" if exchange.collective == "server" else exchange.collective
+    if exchange.when == "local":
+        parts = f" in {exchange.fragments} parts" if exchange.fragments > 1 else ""
+        return f"local, changes of {count(exchange.h, 'step')}{parts}, {how}"
+    return f"{exchange.when}, {how}"
 
 
 def _where(parts: Parts) -> str:
@@ -112,7 +125,7 @@ def _split(parts: Parts) -> list[str]:
 
 def _batch(parts: Parts) -> str:
     """Tell the batch of all ranks, and what a rank has of it."""
-    size, ranks = parts.config.train.batch_size, parts.grid.data.size
+    size, ranks = parts.config.train.batch_size, parts.grid.shape.dp
     if parts.config.data.placement == "station":
         return f"{size} samples over all ranks, in proportion to their stations"
     shares = sorted(set(split_sizes(size, ranks)), reverse=True)
@@ -123,11 +136,11 @@ def progress_line(parts: Parts, row: Row, result: Score | None) -> str:
     """Sum up a step for a person."""
     seconds, inside = float(str(row["step_s"])), int(str(row["replica_bytes"]))
     sent = int(str(row["sent_bytes"])) - inside
-    baseline = float32_ring_bytes(parts.params.layout.num_parameters, parts.grid.data.size)
+    baseline = parts.fp32_ring_bytes
     share = {name: float(str(row[f"{name}_s"])) / seconds for name in ("compute", "encode", "decode", "wait")}
     text = f"loss {row['loss']:.4f}  {float(str(row['samples'])) / seconds:,.0f} samples/s"
     if baseline and parts.config.exchange.collective != "native":
-        ratio = baseline / parts.grid.data.size / max(sent, 1)
+        ratio = baseline / max(sent, 1)
         less = f"{ratio:.1f}x less than" if ratio > SAME else "as much as"
         text += f"  sent {sent / MB:.3f} MB ({less} float32)"
     if inside:
@@ -144,7 +157,7 @@ def summarize(parts: Parts, result: Score, *, steps: int, per_rank: list[dict[st
     rest are gradients on the data axis; the baseline is what an uncompressed float32 ring would have sent for them, in
     as many steps, without headers.
     """
-    config = parts.config
+    exchange = parts.config.exchange
     sent_bytes = sum(int(str(totals["sent_bytes"])) for totals in per_rank)
     inside_bytes = sum(int(str(totals["replica_bytes"])) for totals in per_rank)
     gradient_bytes = sent_bytes - inside_bytes
@@ -154,15 +167,15 @@ def summarize(parts: Parts, result: Score, *, steps: int, per_rank: list[dict[st
         "loss": result.loss,
         "steps": steps,
         "ranks": parts.grid.world.size,
-        "grid": {"dp": parts.grid.shape.dp, "pp": parts.grid.shape.pp, "tp": parts.grid.shape.tp},
-        "collective": config.exchange.collective,
-        "codec": config.exchange.codec,
-        "memory": config.exchange.memory,
+        "grid": _grid(parts),
+        "collective": exchange.collective,
+        "codec": exchange.codec,
+        "memory": exchange.memory,
         "sent_bytes_total": sent_bytes,
         "replica_bytes_total": inside_bytes,
         "fp32_ring_bytes_total": baseline,
         # What MPI's own sum sends is its affair: a ratio would compare unlike things.
-        "ratio": baseline / gradient_bytes if gradient_bytes and config.exchange.collective != "native" else None,
+        "ratio": baseline / gradient_bytes if baseline and gradient_bytes and exchange.collective != "native" else None,
         "num_parameters": parts.num_parameters,
         "per_rank": per_rank,
         "versions": {
@@ -172,3 +185,9 @@ def summarize(parts: Parts, result: Score, *, steps: int, per_rank: list[dict[st
             "python": platform.python_version(),
         },
     }
+
+
+def _grid(parts: Parts) -> dict[str, int]:
+    """Name the axes, and the rows that serve if there are any."""
+    shape = parts.grid.shape
+    return {"dp": shape.dp, "pp": shape.pp, "tp": shape.tp} | ({"servers": shape.servers} if shape.servers else {})

@@ -26,6 +26,13 @@ GRIDS = [
     for dp, pp, tp in itertools.product(range(1, WORLD + 1), repeat=3)
     if dp * pp * tp == WORLD and pp <= 6
 ]
+SERVED = [
+    GridShape(dp, pp, tp, servers)
+    for dp, pp, tp, servers in itertools.product(range(1, WORLD), repeat=4)
+    if (dp + servers) * pp * tp == WORLD and (servers == 1 or pp * tp == 1)
+]
+"""Grids some rows of which only add up; none on one rank."""
+
 RAW = {"codec": "raw"}
 TRAIN = {"steps": 20, "batch_size": 11, "eval_every": 0, "clip_norm": 0.0}
 STATIONS = {"stations": 9, "samples": 120, "test_samples": 20, "window": 6, "placement": "shuffled"}
@@ -49,7 +56,8 @@ def cases(tp):
 
 
 def resolved(case, shape, **sections):
-    tree = {**cases(shape.tp)[case], "train": TRAIN, "exchange": RAW}
+    sums = {"collective": "server", "servers": shape.servers} if shape.servers else {}
+    tree = {**cases(shape.tp)[case], "train": TRAIN, "exchange": RAW | sums}
     for name, table in sections.items():
         tree[name] = tree.get(name, {}) | table
     tree["parallel"] = {"dp": shape.dp, "pp": shape.pp, "tp": shape.tp} | sections.get("parallel", {})
@@ -156,6 +164,39 @@ def test_gradients_of_every_grid(comm, shape, case):
             assert all([loss, norm] == pytest.approx(expected, rel=1e-10) for _, _, loss, norm in found), found
         training.close()
     reference.close()
+
+
+def test_gradients_through_servers(comm):
+    """Rows that serve are replicas without samples: they end with the same gradients and weights as the others."""
+    for shape, case in zip(SERVED, itertools.cycle(MODELS)):
+        reference = Alone(comm, case, GridShape(shape.dp, shape.pp, shape.tp), np.float64)
+        with ProcessGrid(comm, shape) as grid:
+            training = Training(resolved(case, shape, parallel={"micro_batches": 2}), grid, np.float64)
+            assert (len(training.parts.sampler.owned) == 0) == (grid.row >= shape.dp)
+            for _ in range(2):
+                row, expected = training.step(), reference.step()
+                worst = max(differences(training.parts.grads, reference.grads), key=lambda pair: pair[1])
+                found = gather(grid.world, [*worst, row["loss"], row["grad_norm"]])
+                assert max(error for _, error, _, _ in found) < 1e-10, found
+                assert all([loss, norm] == pytest.approx(expected, rel=1e-10) for _, _, loss, norm in found), found
+                assert row["samples"] == TRAIN["batch_size"]
+            assert fingerprint(grid.world, training.parts.params).differing == ""
+            assert evaluate(training.parts).loss == pytest.approx(reference.score(), rel=1e-6)
+            training.close()
+        reference.close()
+
+
+@pytest.mark.parametrize("placement", ["station", "shuffled"])
+def test_ranks_without_samples_know_the_data(world, placement):
+    """Scales of columns and weights of classes are found in the samples of those that have some."""
+    for shape in SERVED:
+        sections = {"data": {"placement": placement}, "train": {"class_weights": "balanced"}}
+        with ProcessGrid(world, shape) as grid:
+            parts = build(resolved("mlp", shape, **sections).config, grid)
+            parts.loader.close()
+            found = [*parts.learned.mean, *parts.learned.scale, *parts.loss.class_weights.tolist()]
+            assert np.isfinite(found).all()
+            assert all(other == found for other in gather(grid.world, found))
 
 
 @pytest.mark.parametrize("shape", GRIDS, ids=str)

@@ -51,7 +51,9 @@ MODELS = {
 EXCHANGES = [
     {"collective": collective, "codec": codec, "memory": memory}
     for collective, codec, memory in itertools.product(
-        ["native", "ring", "direct"], CODECS, ["none", "residual", "delta"]
+        ["native", "ring", "direct", *(["server"] if MPI.COMM_WORLD.Get_size() > 1 else [])],
+        CODECS,
+        ["none", "residual", "delta"],
     )
     if refusal(collective, codec, memory) is None
 ]

@@ -31,9 +31,12 @@ TRANSFORMER = MLP | {
     "data": MLP["data"] | {"placement": "shuffled"},
     "exchange": {"codec": "raw"},
 }
+SUMS = ["ring", "direct", *(["server"] if MPI.COMM_WORLD.Get_size() > 1 else [])]
+"""Collectives of the package itself that the ranks at hand allow."""
+
 EVERY_STREAM = list(
     itertools.product(
-        ["native", "ring", "direct"],
+        ["native", *SUMS],
         list(CODECS),
         ["none", "residual", "delta"],
         ["nearest", "stochastic"],
@@ -105,8 +108,8 @@ def test_every_combination(world, folder, recorder):
         assert result["param_sha256"] == recorder.hashes[-1]
         assert all(0 < loss < 100 for loss in recorder.column("loss")), answers
         trained[collective, codec, memory, rounding] = result["param_sha256"]
-    # native raw; ring and direct with raw, and with three memories each fp16, int8 twice and int4 twice
-    assert len(trained) == 1 + 2 * (1 + 3 * (1 + 2 + 2))
+    # native raw; the others with raw, and with three memories each fp16, int8 twice and int4 twice
+    assert len(trained) == 1 + len(SUMS) * (1 + 3 * (1 + 2 + 2))
     for (*answers, rounding), sha256 in trained.items():
         if rounding == "stochastic" and world.size > 1:
             assert sha256 != trained[*answers, "nearest"], answers
@@ -157,11 +160,37 @@ def test_steps_pickle_nothing(world, folder, recorder, monkeypatch):
     try:
         world.allgather("proof that this counts")
         assert calls == ["proof that this counts"]
-        for collective in ("native", "ring", "direct"):
+        for collective in ("native", *SUMS):
             recorder.run(world, folder, TRANSFORMER, exchange={"collective": collective}, train={"steps": 10})
     finally:
         MPI.pickle.__init__()
-    assert during == [0] * 30
+    assert during == [0] * 10 * (1 + len(SUMS))
+
+
+def test_impossible_numbers_of_servers(world, folder, recorder):
+    """P13: no rank left to train; before anything is built, on all ranks."""
+    for servers in (world.size, world.size + 1):
+        with pytest.raises(ConfigError, match=rf"exchange.servers.*\+ {servers}.*but {world.size} rank"):
+            recorder.run(world, folder, MLP, exchange={"collective": "server", "servers": servers})
+    with pytest.raises(ConfigError, match=r"exchange.servers = 0; set exchange.servers = 1"):
+        recorder.run(world, folder, MLP, exchange={"collective": "server", "servers": 0})
+
+
+def test_a_server_has_no_samples(world, folder, recorder):
+    """Its memories are those of a replica, its time goes into sums; what it has counts once in the summary."""
+    if world.size == 1:
+        return  # refused, see above
+    result = recorder.run(world, folder, TRANSFORMER, exchange={"collective": "server"}, train={"steps": 3})
+    assert same_hashes(world, recorder, 3)
+    assert result["replicas_identical"] is True
+    assert result["grid"] == {"dp": world.size - 1, "pp": 1, "tp": 1, "servers": 1}
+    assert recorder.column("samples") == [12, 12, 12]
+    *workers, server = result["per_rank"]
+    assert server["activations_bytes"] < min(worker["activations_bytes"] for worker in workers)
+    assert server["sent_bytes"] == sum(worker["sent_bytes"] for worker in workers)
+    # A ring of those that train, and nothing to compare with where only one does.
+    assert result["fp32_ring_bytes_total"] == 3 * 2 * (world.size - 2) * 4 * result["num_parameters"]
+    assert (result["ratio"] is None) == (world.size == 2)
 
 
 def test_messages_of_a_step(world, folder, recorder):
