@@ -7,6 +7,7 @@ A run that is finished is not made again, so an interrupted table goes on where 
 """
 
 import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -19,6 +20,7 @@ from mpitrain.bench.composed import Link, composed_s, parse_link, ran
 from mpitrain.bench.launcher import Job, processes
 from mpitrain.bench.paired import column, difference, mean
 from mpitrain.bench.records import Record, show
+from mpitrain.comm.fault import FaultHook
 from mpitrain.config.load import load_config
 from mpitrain.errors import ConfigError, MpitrainError
 
@@ -41,6 +43,8 @@ class Table:
         Where runs are kept.
     link : Link or None
         Of composed times.
+    faults : str
+        What goes wrong in all runs on purpose (`comm.fault`), such as slow ranks for stale gradients.
     """
 
     config: Path
@@ -49,11 +53,13 @@ class Table:
     overrides: tuple[str, ...]
     folder: Path
     link: Link | None = None
+    faults: str = ""
 
     @property
     def place(self) -> Path:
-        """Folder of this configuration and size."""
-        return self.folder / self.config.stem / f"{self.workers}-ranks"
+        """Folder of this configuration, size, and of these faults."""
+        broken = f"-fault-{zlib.crc32(self.faults.encode()):08x}" if self.faults else ""
+        return self.folder / self.config.stem / f"{self.workers}-ranks{broken}"
 
 
 def main(
@@ -65,12 +71,14 @@ def main(
     folder: Path,
     *,
     link: str | None,
+    faults: str,
     path: Path | None,
 ) -> int:
     """Make all runs, print the table of means, and write the single results to ``path``."""
     try:
         parsed = parse_cells(cells)
-        table = Table(config, ranks, seeds, tuple(overrides), folder, parse_link(link) if link else None)
+        table = Table(config, ranks, seeds, tuple(overrides), folder, parse_link(link) if link else None, faults)
+        FaultHook(faults, 0)  # refused before the first run, if it is no list of faults
         compute_s = _compute_s(table) if table.link else 0.0
         runs = {cell.name: _runs(table, cell, compute_s) for cell in parsed}
     except MpitrainError as error:
@@ -122,7 +130,7 @@ def _runs(table: Table, cell: Cell, compute_s: float) -> list[Record]:
     for seed in range(table.seeds):
         settings = (*table.overrides, *cell.overrides, f"train.seed={seed}")
         ranks = processes(table.config, table.workers, settings)
-        job = Job(table.config, ranks, table.place / cell.folder / f"seed-{seed}", settings)
+        job = Job(table.config, ranks, table.place / cell.folder / f"seed-{seed}", settings, table.faults)
         label = f"{cell.name}, seed {seed}"
         result = _result(table, label, job, compute_s) if job.complete(label) else _diverged(table)
         results.append({"config": f"{table.config.stem} {cell.name}", "seed": seed, **result})

@@ -51,6 +51,9 @@ def bench_convergence(
         str | None,
         typer.Option(help="Also compose the time over links such as 20:20 (Mbit/s, ms one way).", metavar="MBIT:MS"),
     ] = None,
+    fault: Annotated[
+        str, typer.Option(help="What goes wrong in all runs on purpose, as in MPITRAIN_FAULT.", metavar="FAULTS")
+    ] = "",
     json: Json = None,
 ) -> None:
     """Train in each way with the same seeds, and compare results and bytes."""
@@ -63,6 +66,7 @@ def bench_convergence(
         overrides or [],
         folder,
         link=link,
+        faults=fault,
         path=json,
     )
 

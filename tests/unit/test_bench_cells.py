@@ -151,9 +151,9 @@ def script(monkeypatch):
     return Script(monkeypatch)
 
 
-def converge(config, tmp_path, cells, *, seeds=2, link=None, overrides=()):
-    out = tmp_path / "out.json"
-    code = convergence.main(config, 4, seeds, cells, list(overrides), tmp_path / "runs", link=link, path=out)
+def converge(config, tmp_path, cells, *, seeds=2, link=None, overrides=(), faults=""):
+    out, runs = tmp_path / "out.json", tmp_path / "runs"
+    code = convergence.main(config, 4, seeds, cells, list(overrides), runs, link=link, faults=faults, path=out)
     return code, json.loads(out.read_text()) if code == 0 else None
 
 
@@ -195,6 +195,16 @@ def test_a_run_that_diverges_is_a_result(config, tmp_path, script, capsys):
         assert "int4 (3 of 3 diverged)" in table
     assert len(script.made) == 9
     assert next((tmp_path / "runs").rglob(DIVERGED)).read_text() == "it diverged\n"
+
+
+def test_what_goes_wrong_on_purpose_goes_wrong_in_all_runs(config, tmp_path, script, capsys):
+    """Stale gradients need slow ranks; such runs are others than those without."""
+    slow = "slow:rank=3,seconds=0.1"
+    for faults in (slow, "", slow):
+        assert converge(config, tmp_path, ["raw"], seeds=1, link="1:1", faults=faults)[0] == 0
+    assert [(job.ranks, job.faults) for job in script.made] == [(1, ""), (4, slow), (1, ""), (4, "")]
+    assert converge(config, tmp_path, ["raw"], faults="slowly")[0] == 2
+    assert "MPITRAIN_FAULT: expected one of" in capsys.readouterr().err
 
 
 def test_differences_are_paired_by_seed():
