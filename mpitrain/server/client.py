@@ -3,8 +3,6 @@
 import time
 from collections.abc import Iterator
 
-import numpy as np
-
 from mpitrain.arrays import Floats
 from mpitrain.codecs.memory import RECEIVERS, DoubleBuffer
 from mpitrain.comm.frame import Tag
@@ -24,8 +22,8 @@ class Client:
     ----------
     controls : dict of int to Push
         What was told of its pushes, by clock, as long as it is needed.
-    arrived, consumed, done, answered : int
-        Clocks of the newest push that is here, that was decoded, that is accounted for, that was answered.
+    arrived, consumed, answered : int
+        Clocks of the newest push that is here, that was decoded, that was answered.
     changes : list of Outgoing
         Changes of the weights, one for every piece.
     heard, told : float
@@ -35,7 +33,7 @@ class Client:
     def __init__(self, link: Link, setting: Setting, keeper: Keeper, worker: int) -> None:
         self.worker = worker
         self.controls: dict[int, Push] = {}
-        self.arrived = self.consumed = self.done = self.answered = 0
+        self.arrived = self.consumed = self.answered = 0
         self.heard = self.told = time.perf_counter()
         self._keeper, self._link = keeper, link
         self._slots = slots = slots_of(setting.rule)
@@ -49,13 +47,12 @@ class Client:
             down = down_memory(setting.down, piece.size)
             self.changes.append(Outgoing(link, worker, Tag.REPLY.of_bucket(piece.index), down, slots))
         self._backups: dict[int, Floats] = {}
-        self._early: Floats | None = None
         self._newest = 0
         self._progress = 0
 
     def begin_round(self, clock: int, version: int) -> None:
         """Start from weights that the worker holds, too."""
-        self.arrived = self.consumed = self.done = self.answered = self._newest = clock
+        self.arrived = self.consumed = self.answered = self._newest = clock
         self.controls.clear()
         self.hold_weights(version)
         self.heard = self.told = time.perf_counter()
@@ -67,8 +64,8 @@ class Client:
 
     @property
     def waits(self) -> bool:
-        """Whether the worker waits for an answer."""
-        return self.arrived > self.answered
+        """Whether it may be that the worker waits for this server: its newest push has no answer, or found no room."""
+        return self.arrived > self.answered or self._newest >= self.consumed + self._slots
 
     def poll(self, last: int) -> Iterator[Push]:
         """Advance all messages; yield the pushes that are complete now, up to clock ``last``.
@@ -96,51 +93,15 @@ class Client:
     def consume(self, clock: int, samples: float | None) -> None:
         """Take a push, the oldest one, into a sum of that many samples in all; for nothing where None counts it."""
         push = self.controls[clock]
-        if clock <= self.consumed:
-            self._consume_early(samples)
-        else:
-            self._decode(push, samples)
-            self.consumed = clock
-        self.done = clock
-        self._prune()
-
-    def _decode(self, push: Push, samples: float | None) -> None:
         if not push.finite:
-            self._skip()
+            for stream in self.pushes:
+                stream.skip()
         elif samples is None:
             self._keeper.forget(self.pushes)
         else:
             self._keeper.take(self.pushes, push.divisor / samples, self._backup(int(push.version)))
-
-    def _skip(self) -> None:
-        """Pass over a push that is void."""
-        for stream in self.pushes:
-            stream.skip()
-
-    def make_room(self, clock: int) -> None:
-        """Decode pushes that are late and wait for the next update, so that one more may follow that of ``clock``.
-
-        Only their sum is kept, however many there are.
-        """
-        while clock - self.consumed >= self._slots:
-            self.consumed += 1
-            self._decode_early(self.controls[self.consumed])
-
-    def _decode_early(self, push: Push) -> None:
-        if not push.finite:
-            self._skip()
-        elif not push.samples:
-            self._keeper.forget(self.pushes)
-        else:
-            if self._early is None:
-                self._early = np.zeros_like(self._keeper.params.flat)
-            self._keeper.add(self.pushes, self._early, push.divisor)
-
-    def _consume_early(self, samples: float | None) -> None:
-        """Take the sum of what was decoded early; what comes after the first of its pushes has come with it."""
-        if self._early is not None and samples is not None:
-            self._keeper.add_sum(self._early, 1 / samples)
-            self._early = None
+        self.consumed = clock
+        self._prune()
 
     def _backup(self, version: int) -> Floats | None:
         """Return the weights of the worker at a version, and forget older ones."""
@@ -192,7 +153,7 @@ class Client:
         self._prune()
 
     def _prune(self) -> None:
-        done = min(self.done, self.answered)
+        done = min(self.consumed, self.answered)
         self.controls = {clock: push for clock, push in self.controls.items() if clock > done}
 
     def states(self) -> dict[str, DoubleBuffer]:

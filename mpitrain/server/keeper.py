@@ -118,19 +118,6 @@ class Keeper:
                 self._correct(part, start, stop, backup)
             add(part, total)
 
-    def add(self, pushes: Sequence[Incoming], total: Floats, factor: float) -> None:
-        """Add the oldest push of a worker, times a factor, to a sum of its own, flat like the weights."""
-        for (start, stop), push in zip(self.ranges, pushes, strict=True):
-            part = self._scratch[: stop - start]
-            push.take(part)
-            part *= part.dtype.type(factor)
-            add(part, total[start:stop])
-
-    def add_sum(self, total: Floats, factor: float) -> None:
-        """Add such a sum, times a factor, which overwrites it."""
-        total *= total.dtype.type(factor)
-        add(total, self._grads.flat)
-
     def _correct(self, part: Floats, start: int, stop: int, backup: Floats) -> None:
         compensation = self.policy.compensation
         if compensation is not None:

@@ -311,7 +311,6 @@ class Service:
 
     def _reply(self, client: Client, clock: int) -> Steps:
         yield from self._arrival(client.worker, clock)
-        client.make_room(clock)
         if client.controls[clock].lost:
             yield from self._send_weights([client], clock)
         else:

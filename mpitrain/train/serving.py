@@ -22,7 +22,7 @@ from mpitrain.optim.compensation import Compensation
 from mpitrain.optim.schedule import Schedule
 from mpitrain.parallel.shared import SharedTensors
 from mpitrain.params import Layout, Params
-from mpitrain.server.clocks import Rule
+from mpitrain.server.clocks import rule_of
 from mpitrain.server.keeper import Keeper, Policy, layout_of
 from mpitrain.server.link import Link
 from mpitrain.server.service import Record, Service
@@ -35,15 +35,6 @@ from mpitrain.train.runfolder import Row
 from mpitrain.train.weights import Weights
 
 
-def rule_of(config: Config) -> Rule:
-    """Read how strict the clocks are; sync is ssp without any slack."""
-    exchange = config.exchange
-    if exchange.mode == "async":
-        return Rule("async", window=exchange.window)
-    staleness = exchange.staleness if exchange.mode == "ssp" else 0
-    return Rule("ssp", staleness=staleness, aggregate=exchange.aggregate, late=exchange.late)
-
-
 def setting_of(config: Config, layout: Layout, shared: SharedTensors, *, workers: int, dtype: npt.DTypeLike) -> Setting:
     """Cut what a column holds into pieces, the same on all its ranks."""
     exchange = config.exchange
@@ -51,7 +42,7 @@ def setting_of(config: Config, layout: Layout, shared: SharedTensors, *, workers
     pieces = [
         Piece(index, segments, *stream_of(segments[0].spec, exchange, dtype)) for index, segments in enumerate(buckets)
     ]
-    return Setting(workers, pieces, rule_of(config), make_codec(exchange.server_codec, dtype))
+    return Setting(workers, pieces, rule_of(exchange), make_codec(exchange.server_codec, dtype))
 
 
 def owned_layout(setting: Setting, grid: ProcessGrid) -> Layout:
