@@ -74,7 +74,7 @@ def _show(costs: Costs, ranks: int, possible: Sequence[LayoutCost], refused: Ref
     if possible:
         console.print(LAYOUTS.format(count(ranks, "rank")), markup=False)
         tables.print(_layout_table(possible))
-        console.print("\n".join([LEGEND, *_verdict(possible)]), markup=False)
+        console.print("\n".join([LEGEND, *_rounds(costs), *_verdict(possible)]), markup=False)
     for reason, shapes in refused.items():
         console.print(f"left out: {', '.join(map(_shape, shapes))}: {reason}", markup=False)
 
@@ -174,6 +174,14 @@ def _axis_lines(cost: LayoutCost) -> list[list[str]]:
 
 def _mb(sent: Sent | None) -> str:
     return "-" if sent is None else f"{sent.nbytes / 1e6:,.3f}"
+
+
+def _rounds(costs: Costs) -> list[str]:
+    """Tell what the data axis does not send at every step."""
+    exchange = costs.config.exchange
+    if exchange.when != "local":
+        return []
+    return [f'data: once in exchange.h = {count(exchange.h, "step")}, as exchange.when = "local"']
 
 
 def _verdict(possible: Sequence[LayoutCost]) -> list[str]:

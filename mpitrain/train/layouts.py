@@ -31,6 +31,7 @@ from mpitrain.partition import GridShape
 from mpitrain.train.buckets import group_of
 from mpitrain.train.division import Divider
 from mpitrain.train.model import input_dtype, make_model
+from mpitrain.train.outer import OUTER_BUFFERS
 from mpitrain.train.predicted import predict_exchange, predict_memories
 from mpitrain.train.weights import make_optimizer
 
@@ -210,8 +211,9 @@ class Costs:
                     }
 
     def _moments(self) -> int:
-        """Count the buffers of the optimizer."""
-        return len(make_optimizer(self.config.optim).init(Params(Layout([]))).buffers)
+        """Count the buffers of the optimizer, and of the outer one."""
+        outer = OUTER_BUFFERS if self.config.exchange.when == "local" else 0
+        return outer + len(make_optimizer(self.config.optim).init(Params(Layout([]))).buffers)
 
 
 def shapes(ranks: int) -> list[GridShape]:

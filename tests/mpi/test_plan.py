@@ -195,6 +195,12 @@ SPLIT_RUNS = {
         "exchange": {"codec": "int4", "memory": "delta", "collective": "ring", "bucket_mb": 0.01},
         "parallel": {"sequence": True, "recompute": True, "schedule": "afab"},
     },
+    "local": {
+        "model": {"layers": 3, "d_model": 60, "heads": 60, "d_ff": 60},
+        "data": BASE["data"] | {"placement": "shuffled"},
+        "exchange": {"when": "local", "h": 1, "codec": "int8", "memory": "residual", "fragments": 1},
+        "parallel": {},
+    },
 }
 KEPT = {
     "parameters": "params",

@@ -94,6 +94,17 @@ def test_what_is_set_counts_in_the_order(config):
     assert layouts[1, 1, 2]["tensor_bytes"] == layouts[1, 1, 2]["tensor_int8_bytes"]
 
 
+def test_local_steps(config, capsys):
+    """The bytes of a round are those of a step of sync; global weights, their momentum and changes are kept beside."""
+    _, sync, _ = planned(config, 2)
+    assert "once in" not in capsys.readouterr().out
+    _, local, _ = planned(config, 2, "exchange.when=local", "exchange.h=40")
+    assert "data: once in exchange.h = 40 steps" in capsys.readouterr().out
+    here, there = local[2, 1, 1], sync[2, 1, 1]
+    assert here["total_bytes"] == there["total_bytes"]
+    assert here["memory_optimizer_bytes"] == there["memory_optimizer_bytes"] + 3 * 4 * 294
+
+
 def test_native_sums_carry_raw_only(config, capsys):
     _, layouts, _ = planned(config, 2, "exchange.collective=native")
     assert layouts[2, 1, 1]["data_raw_bytes"] == 2 * 4 * 294
