@@ -13,6 +13,7 @@ from mpitrain.config.load import resolve
 from mpitrain.errors import ConfigError, DivergedError
 from mpitrain.partition import GridShape
 from mpitrain.train.hashing import fingerprint
+from mpitrain.train.outer import GlobalWeights
 from mpitrain.train.run import train
 from mpitrain.train.session import Session
 from tests.mpi.test_grids import GRIDS, Training
@@ -112,9 +113,17 @@ def test_replicas_share_the_model_after_every_round(comm, exchange):
     assert np.isfinite(run.models).all()
 
 
-def test_a_gradient_that_is_not_finite_costs_one_replica_its_step(world):
+def test_a_gradient_that_is_not_finite_costs_one_replica_its_step(world, monkeypatch):
     """The others take theirs; the change of the replica counts by the samples that it did use."""
     bad = world.size - 1
+    counted = []
+    count = GlobalWeights.count
+
+    def watched(common, used, due):
+        counted.append((used, due))
+        count(common, used, due)
+
+    monkeypatch.setattr(GlobalWeights, "count", watched)
     run = Trained(
         world,
         config(exchange=MEAN | {"h": 2, "codec": "raw"}, optim=PLAIN, train={"steps": 4}),
@@ -122,7 +131,9 @@ def test_a_gradient_that_is_not_finite_costs_one_replica_its_step(world):
         faults=f"nan:rank={bad},step=2",
     )
     assert gather(Axis(world), run.parts.exchange.weights.state.step) == [4] * bad + [3]
-    assert run.rows[1]["grad_norm"] is None or world.rank != bad
+    assert [row["grad_norm"] is None for row in run.rows] == [False, world.rank == bad, False, False]
+    shares = [run.parts.sampler.indices(step).size * (step != 1 or world.rank != bad) for step in range(4)]
+    assert counted == list(zip(shares, run.column("samples"), strict=True))
     assert run.column("skipped")[-1] == 1
     assert run.differing == ["", ""]
     assert np.isfinite(run.models).all()
@@ -208,8 +219,10 @@ def test_resume_on_another_number_of_ranks(world, folder, monkeypatch):
     load = Session.load
 
     def watched(session, resume):
-        found = load(session, resume)
         exchange = session.parts.exchange
+        for buffer in exchange.weights.state.buffers.values():
+            buffer.flat[:] = 1  # as an attempt at a damaged step might leave them
+        found = load(session, resume)
         loaded.append(exchange.tensors()["outer"].flat.copy())
         assert not any(buffer.flat.any() for buffer in exchange.weights.state.buffers.values())
         assert exchange.weights.state.step == 0
