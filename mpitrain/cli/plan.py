@@ -1,7 +1,7 @@
 """``mpitrain plan``: where the model can be cut, and what every way to lay it over the ranks sends and keeps.
 
 JSON is a list of flat records. Units: ``unit name parameters work_multiply_adds`` (or ``work_s``) ``output_values
-kept_bytes``. Layouts: ``dp pp tp cuts``, then ``refused``, or for every axis ``data_bytes data_messages
+kept_bytes``. Layouts: ``dp pp tp servers cuts``, then ``refused``, or for every axis ``data_bytes data_messages
 data_raw_bytes data_int8_bytes …`` and ``total_bytes messages_in_a_row memory_bytes memory_parameters_bytes …``. Work,
 values and bytes of a unit are those of one sample; of a layout, all ranks' in a step, and the memory of the largest.
 """
@@ -19,6 +19,7 @@ from mpitrain.codecs.registry import CODECS
 from mpitrain.collectives.predicted import Sent
 from mpitrain.comm.hints import hinted_rank, hinted_size
 from mpitrain.config.load import load_config
+from mpitrain.config.schema import ExchangeConfig
 from mpitrain.data.open import open_dataset
 from mpitrain.errors import ConfigError, ExitCode, MpitrainError, count
 from mpitrain.parallel.units import kept_bytes
@@ -33,7 +34,7 @@ WIDTH = 120
 UNITS = "Units, between which a pipeline can be cut; work, values that leave and bytes that backward needs of a sample:"
 LAYOUTS = "Layouts of {}, the fewest bytes first:"
 LEGEND = """\
-MB: payload and headers that all ranks together send in the first step, with each codec; set: as the configuration says
+MB: payload and headers that all ranks together send in {}, with each codec; set: as the configuration says
 in a row: messages that can only follow each other; on a slow link every one costs its delay
 MB a rank: parameters, gradients, optimizer, memories and activations of the largest rank, in the first step"""
 
@@ -74,9 +75,15 @@ def _show(costs: Costs, ranks: int, possible: Sequence[LayoutCost], refused: Ref
     if possible:
         console.print(LAYOUTS.format(count(ranks, "rank")), markup=False)
         tables.print(_layout_table(possible))
-        console.print("\n".join([LEGEND, *_rounds(costs), *_verdict(possible)]), markup=False)
+        console.print("\n".join([_legend(costs.config.exchange), *_verdict(possible)]), markup=False)
     for reason, shapes in refused.items():
         console.print(f"left out: {', '.join(map(_shape, shapes))}: {reason}", markup=False)
+
+
+def _legend(exchange: ExchangeConfig) -> str:
+    if exchange.when == "local" and exchange.h > 1:
+        return LEGEND.format(f"a step (of what replicas exchange after {exchange.h} steps, the mean)")
+    return LEGEND.format("the first step")
 
 
 def _write(path: Path, records: Sequence[Record]) -> None:
@@ -116,7 +123,7 @@ def _layout_record(cost: LayoutCost) -> Record:
 
 
 def _place(shape: GridShape) -> Record:
-    return {"dp": shape.dp, "pp": shape.pp, "tp": shape.tp}
+    return {"dp": shape.dp, "pp": shape.pp, "tp": shape.tp, "servers": shape.servers}
 
 
 def _cuts(cost: LayoutCost) -> str:
@@ -124,7 +131,8 @@ def _cuts(cost: LayoutCost) -> str:
 
 
 def _shape(shape: GridShape) -> str:
-    return f"dp {shape.dp} pp {shape.pp} tp {shape.tp}"
+    served = f" servers {shape.servers}" if shape.servers else ""
+    return f"dp {shape.dp} pp {shape.pp} tp {shape.tp}{served}"
 
 
 def _table(text: Iterable[str], numbers: Iterable[str]) -> Table:
@@ -147,10 +155,13 @@ def _unit_table(costs: Costs) -> Table:
 
 def _layout_table(possible: Sequence[LayoutCost]) -> Table:
     numbers = [*(f"{codec} MB" for codec in CODECS), "set MB", "in a row", "MB a rank"]
-    table = _table(["dp", "pp", "tp", "cuts", "axis"], numbers)
+    served = any(cost.shape.servers for cost in possible)
+    table = _table(["dp", *(["servers"] if served else []), "pp", "tp", "cuts", "axis"], numbers)
     for cost in possible:
-        head = [*map(str, (cost.shape.dp, cost.shape.pp, cost.shape.tp)), _cuts(cost).replace(",", " ")]
-        tail = [f"{cost.in_a_row:,}", f"{cost.memory_bytes / 1e6:,.2f}"]
+        shape = cost.shape
+        rows = [shape.dp, *([shape.servers] if served else [])]
+        head = [*map(str, (*rows, shape.pp, shape.tp)), _cuts(cost).replace(",", " ")]
+        tail = [f"{cost.in_a_row:,.6g}", f"{cost.memory_bytes / 1e6:,.2f}"]
         lines = _axis_lines(cost)
         for index, line in enumerate(lines):
             first = index == 0
@@ -160,7 +171,7 @@ def _layout_table(possible: Sequence[LayoutCost]) -> Table:
 
 def _axis_lines(cost: LayoutCost) -> list[list[str]]:
     """Show every axis of more than one rank, and their sums before where there are several."""
-    sizes = {"data": cost.shape.dp, "pipeline": cost.shape.pp, "tensor": cost.shape.tp}
+    sizes = {"data": cost.shape.dp + cost.shape.servers, "pipeline": cost.shape.pp, "tensor": cost.shape.tp}
     axes = {name: axis for name, axis in cost.axes.items() if sizes[name] > 1}
     lines = [[name, *(_mb(sent) for sent in axis.sent.values()), _mb(axis.configured)] for name, axis in axes.items()]
     if len(lines) == 1:
@@ -174,14 +185,6 @@ def _axis_lines(cost: LayoutCost) -> list[list[str]]:
 
 def _mb(sent: Sent | None) -> str:
     return "-" if sent is None else f"{sent.nbytes / 1e6:,.3f}"
-
-
-def _rounds(costs: Costs) -> list[str]:
-    """Tell what the data axis does not send at every step."""
-    exchange = costs.config.exchange
-    if exchange.when != "local":
-        return []
-    return [f'data: once in exchange.h = {count(exchange.h, "step")}, as exchange.when = "local"']
 
 
 def _verdict(possible: Sequence[LayoutCost]) -> list[str]:

@@ -40,7 +40,7 @@ FLOAT32 = np.dtype(np.float32)
 
 @dataclass(frozen=True)
 class AxisCost:
-    """What all ranks together send along one axis in a step.
+    """What all ranks together send along one axis in a step; where replicas meet after several, on average.
 
     Attributes
     ----------
@@ -65,17 +65,17 @@ class LayoutCost:
         First units of all pieces of the model but the first.
     axes : dict of str to AxisCost
         ``data``, ``pipeline``, ``tensor``.
-    in_a_row : int
+    in_a_row : float
         Messages that can only follow each other.
     memory : dict of str to int
         Bytes of the largest rank: ``parameters``, ``gradients``, ``optimizer``, ``memories`` (of codecs, and past
-        activations), ``activations``.
+        activations), ``activations``, and with local steps ``outer`` (global weights, their momentum and change).
     """
 
     shape: GridShape
     cuts: list[int]
     axes: dict[str, AxisCost]
-    in_a_row: int
+    in_a_row: float
     memory: dict[str, int]
 
     @property
@@ -132,34 +132,41 @@ class Costs:
             Model or data cannot be divided like this.
         """
         check_consistency(structs.replace(self.config, parallel=self.divider.parallel(shape)))
-        shares, seen = self._shares(shape.dp)
+        shares, seen = self._shares(shape)
         replica = self.divider.replica(shape)
         axes = {
-            "data": self._data(replica, shape.dp),
+            "data": self._data(replica, len(shares)),
             "pipeline": self._pipeline(replica, shares),
             "tensor": self._tensor(replica, shares),
         }
-        in_a_row = messages_in_a_row(replica, max(shares)) + latencies(self.config.exchange.collective, shape.dp)
+        exchange = latencies(self.config.exchange.collective, len(shares)) / self._steps_a_round
+        in_a_row = messages_in_a_row(replica, max(shares)) + exchange
         memory = max(self._memories(replica, shares, seen), key=lambda parts: sum(parts.values()))
         return LayoutCost(shape=shape, cuts=list(replica.cuts), axes=axes, in_a_row=in_a_row, memory=memory)
 
-    def _shares(self, dp: int) -> tuple[list[int], list[int]]:
-        """Count what every replica has of the first step's samples, and of all of them."""
+    @property
+    def _steps_a_round(self) -> int:
+        """Steps from one exchange of the replicas to the next."""
+        exchange = self.config.exchange
+        return exchange.h if exchange.when == "local" else 1
+
+    def _shares(self, shape: GridShape) -> tuple[list[int], list[int]]:
+        """Count what every replica has of the first step's samples, and of all of them; one that serves has none."""
         data, train = self.config.data, self.config.train
         samplers = [
             Sampler(
                 self.dataset.train_group_sizes,
                 train.batch_size,
-                ranks=dp,
+                ranks=shape.dp,
                 rank=rank,
                 placement=data.placement,
                 seed=train.seed,
             )
-            for rank in range(dp)
+            for rank in range(shape.dp + shape.servers)
         ]
         return [len(sampler.indices(0)) for sampler in samplers], [len(sampler.owned) for sampler in samplers]
 
-    def _data(self, replica: Replica, dp: int) -> AxisCost:
+    def _data(self, replica: Replica, replicas: int) -> AxisCost:
         exchange = self.config.exchange
 
         def sent(codec: str) -> Sent | None:
@@ -168,7 +175,8 @@ class Costs:
             chosen = structs.replace(exchange, codec=codec)
             places = [(stage, rank) for stage in range(replica.stages) for rank in range(replica.tp)]
             parts = [(replica.specs(*place), replica.holders(*place)) for place in places]
-            return _total([predict_exchange(specs, chosen, dp, held) for specs, held in parts])
+            once = _total([predict_exchange(specs, chosen, replicas, held) for specs, held in parts])
+            return _average(once, self._steps_a_round)
 
         return AxisCost({codec: sent(codec) for codec in CODECS}, sent(exchange.codec) or Sent())
 
@@ -208,18 +216,21 @@ class Costs:
                         "optimizer": parameters * self._moments(),
                         "memories": codecs + (references if parallel.memory == "delta" else 0),
                         "activations": activation_bytes(replica, samples, stage, rank),
+                        **({"outer": OUTER_BUFFERS * parameters} if exchange.when == "local" else {}),
                     }
 
     def _moments(self) -> int:
-        """Count the buffers of the optimizer, and of the outer one."""
-        outer = OUTER_BUFFERS if self.config.exchange.when == "local" else 0
-        return outer + len(make_optimizer(self.config.optim).init(Params(Layout([]))).buffers)
+        """Count the buffers of the optimizer."""
+        return len(make_optimizer(self.config.optim).init(Params(Layout([]))).buffers)
 
 
-def shapes(ranks: int) -> list[GridShape]:
-    """List every way to divide ranks into data, pipeline and tensor axes."""
+def shapes(ranks: int, servers: int = 0) -> list[GridShape]:
+    """List every way to divide ranks into data, pipeline and tensor axes, beside rows that serve.
+
+    Where these leave no row to train, ``dp`` is 0.
+    """
     return [
-        GridShape(ranks // (pp * tp), pp, tp)
+        GridShape(max(0, ranks // (pp * tp) - servers), pp, tp, servers)
         for pp in range(1, ranks + 1)
         for tp in range(1, ranks + 1)
         if ranks % (pp * tp) == 0
@@ -238,12 +249,18 @@ def compare(costs: Costs, ranks: int) -> tuple[list[LayoutCost], dict[str, list[
     """
     possible: list[LayoutCost] = []
     refused: dict[str, list[GridShape]] = {}
-    for shape in shapes(ranks):
+    for shape in shapes(ranks, costs.config.exchange.servers or 0):
         try:
+            GridShape.fit(ranks, None, shape.pp, shape.tp, shape.servers)
             possible.append(costs.of(shape))
         except (ConfigError, DataError) as error:
             refused.setdefault(str(error), []).append(shape)
     return sorted(possible, key=lambda cost: (cost.configured.nbytes, cost.in_a_row)), refused
+
+
+def _average(sent: Sent, steps: int) -> Sent:
+    """Spread what is sent once over some steps, rounded up."""
+    return Sent(-(-sent.nbytes // steps), -(-sent.messages // steps))
 
 
 def _total(ranks: Ranks) -> Sent:

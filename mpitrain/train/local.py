@@ -164,9 +164,8 @@ class LocalExchange(Exchange):
         return self._common.state()
 
     def array_bytes(self) -> dict[str, int]:
-        """Account for memories and optimizers: to the outer one belong global weights, their momentum and changes."""
-        kept, params = super().array_bytes(), self.weights.params.flat
-        return kept | {"optimizer_bytes": kept["optimizer_bytes"] + OUTER_BUFFERS * params.nbytes}
+        """Account for optimizer and memories, and for global weights, their momentum and changes."""
+        return super().array_bytes() | {"outer_bytes": OUTER_BUFFERS * self.weights.params.flat.nbytes}
 
     def _bad_gradients(self) -> list[str]:
         grads = self.weights.grads

@@ -22,7 +22,7 @@ def predict_exchange(
     held: Mapping[str, str] = NOBODY,
     dtype: npt.DTypeLike = np.float32,
 ) -> list[Sent]:
-    """Predict what every rank of a data axis sends in a step.
+    """Predict what every rank of a data axis sends for the sums of all tensors, once.
 
     Parameters
     ----------
@@ -31,13 +31,13 @@ def predict_exchange(
     config : ExchangeConfig
         With its memory resolved.
     ranks : int
-        Of the data axis.
+        Of the data axis, with the servers of collective "server".
     held : mapping
         Labels of the tensors that other ranks of the replica hold, too.
     """
     sent = [Sent()] * ranks
     for codec, memory, size in _buckets(specs, config, held, dtype):
-        bucket = sent_for_sum(config.collective, codec, memory, size, ranks)
+        bucket = sent_for_sum(config.collective, codec, memory, size, ranks, servers=config.servers or 0)
         sent = [before + more for before, more in zip(sent, bucket, strict=True)]
     return sent
 
@@ -52,7 +52,7 @@ def predict_memories(
     """Predict the bytes that every rank of a data axis remembers from step to step; arguments as above."""
     nbytes = [0] * ranks
     for codec, memory, size in _buckets(specs, config, held, dtype):
-        elements = memory_elements(config.collective, memory, size, ranks, codec.block)
+        elements = memory_elements(config.collective, memory, size, ranks, codec.block, servers=config.servers or 0)
         nbytes = [total + more * codec.dtype.itemsize for total, more in zip(nbytes, elements, strict=True)]
     return nbytes
 

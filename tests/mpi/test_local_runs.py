@@ -76,6 +76,21 @@ def test_rounds_of_one_step_are_sync(comm, collective):
     assert local.differing == [""] * 6
 
 
+def test_rounds_through_a_server(world):
+    """A rank that only adds up has no samples, takes no step, and holds the same model."""
+    if world.size == 1:
+        with pytest.raises(ConfigError, match="exchange.servers"):
+            GridShape.fit(1, None, 1, 1, servers=1)
+        return
+    shape = GridShape(world.size - 1, servers=1)
+    exchange = {"codec": "raw", "collective": "server"}
+    sync = Trained(world, config(optim=PLAIN, exchange=exchange, train={"steps": 4}), 4, shape=shape)
+    local = Trained(world, config(optim=PLAIN, exchange=exchange | MEAN, train={"steps": 4}), 4, shape=shape)
+    assert np.allclose(local.models, sync.models, rtol=1e-6, atol=1e-6)
+    assert local.differing == [""] * 4
+    assert gather(Axis(world), local.exchange.weights.state.step) == [4] * shape.dp + [0]
+
+
 @pytest.mark.parametrize("h", [1, 3])
 @pytest.mark.parametrize("optim", [PLAIN, {"kind": "adamw"}])
 def test_one_replica_is_plain_training(h, optim):

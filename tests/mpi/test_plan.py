@@ -32,6 +32,7 @@ from mpitrain.train.layouts import Costs
 from mpitrain.train.predicted import predict_exchange, predict_memories
 from mpitrain.train.run import train
 
+WORLD = MPI.COMM_WORLD.Get_size()
 STEPS = 2
 CLASSES = len(PROFILES)
 BASE = {
@@ -51,12 +52,15 @@ MODELS = {
 EXCHANGES = [
     {"collective": collective, "codec": codec, "memory": memory}
     for collective, codec, memory in itertools.product(
-        ["native", "ring", "direct", *(["server"] if MPI.COMM_WORLD.Get_size() > 1 else [])],
+        ["native", "ring", "direct", *(["server"] if WORLD > 1 else [])],
         CODECS,
         ["none", "residual", "delta"],
     )
     if refusal(collective, codec, memory) is None
 ]
+SEVERAL = [{"collective": "server", "servers": servers, "bucket_mb": 0.01} for servers in range(2, WORLD)]
+"""Server exchanges with more than one server, as many as the ranks at hand allow."""
+
 RULED = {"codec": "int8", "memory": "delta", "bucket_mb": 0.005, "rule": [{"match": "*.bias", "codec": "raw"}]}
 
 
@@ -64,7 +68,7 @@ RULED = {"codec": "int8", "memory": "delta", "bucket_mb": 0.005, "rule": [{"matc
 def test_a_training_sends_what_is_predicted(world, folder, monkeypatch, model):
     monkeypatch.setattr(CheckpointStore, "save", lambda store, snapshot: None)
     table, chain = MODELS[model]
-    for exchange in [*EXCHANGES, RULED] if model == "mlp" else [{}, RULED]:
+    for exchange in [*EXCHANGES, *SEVERAL, RULED] if model == "mlp" else [{}, *SEVERAL, RULED]:
         tree = BASE | {"model": table, "exchange": exchange, "run": {"folder": str(folder / "run")}}
         resolved = resolve(tree, "test", [])
         counted = train(resolved, world, overwrite=True)["per_rank"]
@@ -72,15 +76,19 @@ def test_a_training_sends_what_is_predicted(world, folder, monkeypatch, model):
         sent = [Sent(one["sent_bytes"], one["messages"]) for one in counted]
         assert sent == [one * STEPS for one in predicted], exchange
         costs = Costs(resolved.config, open_dataset(resolved.config.data, "classify", resolved.config.train.seed))
-        assert sum(sent, Sent()) == costs.of(GridShape(world.size)).configured * STEPS, exchange
+        servers = resolved.config.exchange.servers
+        shape = GridShape(world.size - servers, servers=servers)
+        assert sum(sent, Sent()) == costs.of(shape).configured * STEPS, exchange
 
 
 def test_an_exchange_remembers_what_is_predicted(axis):
-    for exchange in [*EXCHANGES, RULED]:
+    for exchange in [*EXCHANGES, *SEVERAL, RULED]:
         config = resolve({"exchange": exchange}, "test", []).config.exchange
         for _, chain in MODELS.values():
             grads = Params(Layout(chain.specs(), group_of(config)))
-            state = BucketSums(make_reducer(config.collective, axis), grads, config, seed=0).state()
+            state = BucketSums(
+                make_reducer(config.collective, axis, servers=config.servers), grads, config, seed=0
+            ).state()
             held = sum(buffer.current.nbytes + buffer.next.nbytes for buffer in state.values())
             assert held == predict_memories(chain.specs(), config, axis.size)[axis.rank], exchange
 
@@ -208,11 +216,12 @@ KEPT = {
     "optimizer": "optimizer",
     "memories": "memories",
     "activations": "activations",
+    "outer": "outer",
 }
 SHAPES = [
     shape
-    for shape in itertools.starmap(GridShape, itertools.product(range(1, 6), repeat=3))
-    if shape.size == MPI.COMM_WORLD.Get_size()
+    for shape in itertools.starmap(GridShape, itertools.product(range(1, 6), range(1, 6), range(1, 6), range(2)))
+    if shape.size == WORLD
 ]
 
 
@@ -223,12 +232,13 @@ def test_a_split_training_costs_what_is_predicted(world, folder, monkeypatch, sh
     monkeypatch.setattr(CheckpointStore, "save", lambda store, snapshot: None)
     tree = {**BASE, **SPLIT_RUNS[name], "run": {"folder": str(folder / "run")}}
     axes = {"dp": shape.dp, "pp": shape.pp, "tp": shape.tp}
-    config = resolve(tree | {"parallel": tree["parallel"] | axes}, "test", [])
+    served = {"collective": "server"} if shape.servers else {}
+    tree |= {"parallel": tree["parallel"] | axes, "exchange": tree["exchange"] | served}
+    config = resolve(tree, "test", [])
     counted = train(config, world, overwrite=True)["per_rank"]
     task = config.config.model.task
     costs = Costs(config.config, open_dataset(config.config.data, task, config.config.train.seed)).of(shape)
     sent = sum((Sent(one["sent_bytes"], one["messages"]) for one in counted), Sent())
     assert sent == costs.configured * STEPS
     largest = max(counted, key=lambda one: one["array_bytes"])
-    kept = {name: largest[f"{key}_bytes"] for name, key in KEPT.items()}
-    assert kept == costs.memory
+    assert {name: largest[f"{KEPT[name]}_bytes"] for name in costs.memory} == costs.memory

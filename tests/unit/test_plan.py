@@ -94,23 +94,46 @@ def test_what_is_set_counts_in_the_order(config):
     assert layouts[1, 1, 2]["tensor_bytes"] == layouts[1, 1, 2]["tensor_int8_bytes"]
 
 
-def test_local_steps(config, capsys):
-    """The bytes of a round are those of a step of sync; global weights, their momentum and changes are kept beside."""
-    _, sync, _ = planned(config, 2)
-    assert "once in" not in capsys.readouterr().out
-    _, local, _ = planned(config, 2, "exchange.when=local", "exchange.h=40")
-    assert "data: once in exchange.h = 40 steps" in capsys.readouterr().out
-    here, there = local[2, 1, 1], sync[2, 1, 1]
-    assert here["total_bytes"] == there["total_bytes"]
-    assert here["memory_optimizer_bytes"] == there["memory_optimizer_bytes"] + 3 * 4 * 294
-
-
 def test_native_sums_carry_raw_only(config, capsys):
     _, layouts, _ = planned(config, 2, "exchange.collective=native")
     assert layouts[2, 1, 1]["data_raw_bytes"] == 2 * 4 * 294
     assert layouts[2, 1, 1]["data_fp16_bytes"] is None
     line = next(line for line in capsys.readouterr().out.splitlines() if " data " in line)
     assert line.split()[4:6] == ["0.002", "-"]
+
+
+def test_sums_through_servers(config, capsys):
+    """Rows that serve are no replicas that train; grids that leave none of these are left out."""
+    _, layouts, refused = planned(config, 3, "exchange.collective=server")
+    assert {place: layout["servers"] for place, layout in layouts.items()} == {(2, 1, 1): 1}
+    assert layouts[2, 1, 1]["data_raw_bytes"] == 4 * (4 * 294 + 16)
+    assert layouts[2, 1, 1]["data_messages"] == 4
+    assert layouts[2, 1, 1]["messages_in_a_row"] == 2
+    assert set(refused) == {(0, 1, 3), (0, 3, 1)}
+    out = capsys.readouterr().out
+    row = next(line for line in out.splitlines() if " data " in line)
+    assert row.split()[:5] == ["2", "1", "1", "1", "data"]
+    assert "left out: dp 0 pp 1 tp 3 servers 1: parallel: (dp + exchange.servers)*pp*tp = (dp + 1)*1*3" in out
+    _, layouts, refused = planned(config, 4, "exchange.collective=server", "exchange.servers=2")
+    assert list(layouts) == [(2, 1, 1)]
+    # One bucket of 294 raw values, half to each server, who adds nothing but tells the other: 2 + 2 messages a half.
+    assert layouts[2, 1, 1]["data_raw_bytes"] == 2 * 6 * (4 * 147 + 16)
+    assert "but 4 ranks run" in refused[0, 1, 2]
+
+
+def test_local_steps_are_spread_over_the_round(config, capsys):
+    """What replicas exchange after h steps, divided by h and rounded up; global weights are remembered."""
+    every, local = (planned(config, 2, f"exchange.when={when}")[1] for when in ("sync", "local"))
+    assert local[2, 1, 1]["data_bytes"] == -(-every[2, 1, 1]["data_bytes"] // 30)
+    assert local[2, 1, 1]["data_messages"] == 1
+    assert local[2, 1, 1]["messages_in_a_row"] == pytest.approx(2 / 30)
+    assert local[1, 2, 1] == every[1, 2, 1] | {
+        "memory_outer_bytes": 3 * every[1, 2, 1]["memory_parameters_bytes"],
+        "memory_bytes": every[1, 2, 1]["memory_bytes"] + 3 * every[1, 2, 1]["memory_parameters_bytes"],
+    }
+    assert "send in a step (of what replicas exchange after 30 steps, the mean)," in capsys.readouterr().out
+    once = planned(config, 2, "exchange.when=local", "exchange.h=1", "exchange.fragments=1")[1]
+    assert once[2, 1, 1]["data_bytes"] == every[2, 1, 1]["data_bytes"]
 
 
 def test_layouts_that_cannot_be_are_left_out_with_the_reason(config, capsys):
