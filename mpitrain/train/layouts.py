@@ -31,6 +31,7 @@ from mpitrain.partition import GridShape
 from mpitrain.train.buckets import group_of
 from mpitrain.train.division import Divider
 from mpitrain.train.model import input_dtype, make_model
+from mpitrain.train.outer import OUTER_BUFFERS
 from mpitrain.train.predicted import predict_exchange, predict_memories
 from mpitrain.train.weights import make_optimizer
 
@@ -215,7 +216,7 @@ class Costs:
                         "optimizer": parameters * self._moments(),
                         "memories": codecs + (references if parallel.memory == "delta" else 0),
                         "activations": activation_bytes(replica, samples, stage, rank),
-                        **({"outer": 3 * parameters} if exchange.when == "local" else {}),
+                        **({"outer": OUTER_BUFFERS * parameters} if exchange.when == "local" else {}),
                     }
 
     def _moments(self) -> int:

@@ -14,7 +14,7 @@ from mpitrain.errors import DivergedError
 from mpitrain.kernels.reduce import count_not_finite
 from mpitrain.params import Params
 from mpitrain.train.exchange import Exchange, Outcome
-from mpitrain.train.outer import GlobalWeights
+from mpitrain.train.outer import OUTER_BUFFERS, GlobalWeights
 from mpitrain.train.weights import Weights
 
 
@@ -164,10 +164,8 @@ class LocalExchange(Exchange):
         return self._common.state()
 
     def array_bytes(self) -> dict[str, int]:
-        """Account for the optimizer and the memories, and for the global weights, their momentum and their changes."""
-        common = self._common
-        buffers = (common.params, common.momentum, common.changes)
-        return super().array_bytes() | {"outer_bytes": sum(buffer.flat.nbytes for buffer in buffers)}
+        """Account for optimizer and memories, and for global weights, their momentum and changes."""
+        return super().array_bytes() | {"outer_bytes": OUTER_BUFFERS * self.weights.params.flat.nbytes}
 
     def _bad_gradients(self) -> list[str]:
         grads = self.weights.grads

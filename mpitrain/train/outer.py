@@ -23,6 +23,9 @@ from mpitrain.params import Layout, Params
 from mpitrain.train.buckets import BucketSums, plan_buckets, stream_of
 from mpitrain.train.fragments import Rounds, deal
 
+OUTER_BUFFERS = 3
+"""Copies of the weights that global weights consist of: themselves, their momentum, and their changes on the way."""
+
 
 @dataclass
 class Samples:
@@ -107,7 +110,7 @@ class GlobalWeights:
         shared: Collection[str],
         replica: Axis,
     ) -> None:
-        self.params, self.momentum, self.changes = (local.zeros_like() for _ in range(3))
+        self.params, self.momentum, self.changes = (local.zeros_like() for _ in range(OUTER_BUFFERS))
         self.samples = [Samples() for _ in range(config.fragments)]
         self._local = local
         self._axis, self._replica = reducer.axis, replica

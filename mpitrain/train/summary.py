@@ -139,8 +139,10 @@ def progress_line(parts: Parts, row: Row, result: Score | None) -> str:
     baseline = parts.fp32_ring_bytes
     share = {name: float(str(row[f"{name}_s"])) / seconds for name in ("compute", "encode", "decode", "wait")}
     text = f"loss {row['loss']:.4f}  {float(str(row['samples'])) / seconds:,.0f} samples/s"
-    if baseline and parts.config.exchange.collective != "native":
-        ratio = baseline / max(sent, 1)
+    if parts.config.exchange.when == "local" and sent:
+        text += f"  sent {sent / MB:.3f} MB"  # for several steps
+    elif baseline and sent and parts.config.exchange.collective != "native":
+        ratio = baseline / sent
         less = f"{ratio:.1f}x less than" if ratio > SAME else "as much as"
         text += f"  sent {sent / MB:.3f} MB ({less} float32)"
     if inside:
