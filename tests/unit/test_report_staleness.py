@@ -44,7 +44,7 @@ def test_a_run_with_servers(tmp_path):
     assert lines == [
         ["rank 0 bs", "2 s", "250 ms", "8", "8", "0"],
         ["rank 1 bs", "2 s", "250 ms", "8", "7", "1"],
-        ["rank 2 hub", "3.50 s", "-", "-", "-", "-"],
+        ["rank 2 hub", "3.5 s", "-", "-", "-", "-"],
     ]
     bars = section(text, "Staleness of gradients")
     assert re.findall(r'rect class="a-(s\d)" x="[^"]*" y="([^"]*)"', bars) == [
