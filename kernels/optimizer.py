@@ -79,6 +79,36 @@ def adamw(
 
 
 @kernel
+def outer_nesterov(param: Vector, change: Vector, momentum: Vector, rest: Scalar, beta: Scalar, ahead: Scalar) -> None:
+    """Move the mean of the replicas' weights on (DiLoCo: Douillard et al., 2023).
+
+    Parameters
+    ----------
+    param : (n,) array
+        On entry the mean of the replicas' weights, on exit the new global ones.
+    change : (n,) array
+        The last global weights minus that mean, d.
+    momentum : (n,) array
+        m becomes beta·m + d.
+    rest, ahead : scalar
+        1 − rate and rate·beta, computed in float64 by the caller: the result is the last global weights minus
+        rate·(d + beta·m), and with rate = 1 and beta = 0 the mean itself, to the bit.
+    """
+    for i in range(param.size):
+        d = change[i]
+        m = beta * momentum[i] + d
+        momentum[i] = m
+        param[i] = param[i] + (rest * d - ahead * m)
+
+
+@kernel
+def blend(x: Vector, other: Vector, share: Scalar, rest: Scalar) -> None:
+    """Replace ``x`` by ``share·x + rest·other``."""
+    for i in range(x.size):
+        x[i] = share * x[i] + rest * other[i]
+
+
+@kernel
 def sum_of_squares(x: Vector, lanes: npt.NDArray[np.float64]) -> float:
     """Add up the squares in float64, in an order that depends on the sizes alone.
 

@@ -7,6 +7,7 @@ A run that is finished is not made again, so an interrupted table goes on where 
 """
 
 import sys
+import zlib
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean, median
@@ -17,12 +18,11 @@ import numpy as np
 from mpitrain.bench.cells import Cell, parse_cells
 from mpitrain.bench.composed import Link, composed_s, parse_link, ran
 from mpitrain.bench.launcher import Job, processes
+from mpitrain.bench.paired import column, difference, mean
 from mpitrain.bench.records import Record, show
+from mpitrain.comm.fault import FaultHook
 from mpitrain.config.load import load_config
 from mpitrain.errors import ConfigError, MpitrainError
-
-T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131)
-"""Two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom; 1.96 beyond."""
 
 TIMED_STEPS, WARM_UP_STEPS = 20, 5
 
@@ -43,6 +43,8 @@ class Table:
         Where runs are kept.
     link : Link or None
         Of composed times.
+    faults : str
+        What goes wrong in all runs on purpose (`comm.fault`), such as slow ranks for stale gradients.
     """
 
     config: Path
@@ -51,11 +53,13 @@ class Table:
     overrides: tuple[str, ...]
     folder: Path
     link: Link | None = None
+    faults: str = ""
 
     @property
     def place(self) -> Path:
-        """Folder of this configuration and size."""
-        return self.folder / self.config.stem / f"{self.workers}-ranks"
+        """Folder of this configuration, size, and of these faults."""
+        broken = f"-fault-{zlib.crc32(self.faults.encode()):08x}" if self.faults else ""
+        return self.folder / self.config.stem / f"{self.workers}-ranks{broken}"
 
 
 def main(
@@ -67,12 +71,14 @@ def main(
     folder: Path,
     *,
     link: str | None,
+    faults: str,
     path: Path | None,
 ) -> int:
     """Make all runs, print the table of means, and write the single results to ``path``."""
     try:
         parsed = parse_cells(cells)
-        table = Table(config, ranks, seeds, tuple(overrides), folder, parse_link(link) if link else None)
+        table = Table(config, ranks, seeds, tuple(overrides), folder, parse_link(link) if link else None, faults)
+        FaultHook(faults, 0)  # refused before the first run, if it is no list of faults
         compute_s = _compute_s(table) if table.link else 0.0
         runs = {cell.name: _runs(table, cell, compute_s) for cell in parsed}
     except MpitrainError as error:
@@ -124,7 +130,7 @@ def _runs(table: Table, cell: Cell, compute_s: float) -> list[Record]:
     for seed in range(table.seeds):
         settings = (*table.overrides, *cell.overrides, f"train.seed={seed}")
         ranks = processes(table.config, table.workers, settings)
-        job = Job(table.config, ranks, table.place / cell.folder / f"seed-{seed}", settings)
+        job = Job(table.config, ranks, table.place / cell.folder / f"seed-{seed}", settings, table.faults)
         label = f"{cell.name}, seed {seed}"
         result = _result(table, label, job, compute_s) if job.complete(label) else _diverged(table)
         results.append({"config": f"{table.config.stem} {cell.name}", "seed": seed, **result})
@@ -165,44 +171,18 @@ def _means(cell: str, results: list[Record], base: str, baseline: list[Record]) 
     record: Record = {"cell": cell}
     if diverged := len(results) - len(finished):
         record["cell"] = f"{cell} ({diverged} of {len(results)} diverged)"
-    metrics = _column(finished, "metric")
-    record["metric"] = _mean(metrics)
+    metrics = column(finished, "metric")
+    record["metric"] = mean(metrics)
     record["std"] = float(np.std(metrics, ddof=1)) if len(metrics) > 1 else None
     for loss, versus in (("loss", "vs_pct"), ("train_loss", "train_vs_pct")):
-        record[loss] = _mean(_column(finished, loss))
-        record[versus] = _difference(results, baseline, loss) if cell != base else "-"
-    sent, of_base = (_mean(_column(each, "bytes")) for each in (finished, baseline))
+        record[loss] = mean(column(finished, loss))
+        record[versus] = difference(results, baseline, loss) if cell != base else "-"
+    sent, of_base = (mean(column(each, "bytes")) for each in (finished, baseline))
     record["bytes"] = None if sent is None else int(sent)
     record["of_" + base] = sent / of_base if sent and of_base else None
-    record["stale_mean"] = _mean(_column(finished, "staleness_mean"))
+    record["stale_mean"] = mean(column(finished, "staleness_mean"))
     record["stale_max"] = max((cast(int, result["staleness_max"]) for result in finished), default=None)
     if "composed_s" in results[0]:
-        record["composed_s"] = _mean(_column(finished, "composed_s"))
-    record["wall_s"] = float(np.median(_column(finished, "wall_s"))) if finished else None
+        record["composed_s"] = mean(column(finished, "composed_s"))
+    record["wall_s"] = float(np.median(column(finished, "wall_s"))) if finished else None
     return record
-
-
-def _difference(results: list[Record], baseline: list[Record], name: str) -> str:
-    """Give the 95 % interval of the mean difference of runs with the same seed, in percent of the baseline."""
-    pairs = [pair for pair in zip(results, baseline, strict=True) if None not in (pair[0][name], pair[1][name])]
-    if len(pairs) < 2:
-        return "-"
-    mine, others = (_column([pair[side] for pair in pairs], name) for side in (0, 1))
-    percent = 100 * (mine - others) / np.mean(others)
-    middle, half = float(np.mean(percent)), _interval(percent)
-    return f"{middle - half:+.2f} … {middle + half:+.2f}"
-
-
-def _column(results: list[Record], name: str) -> np.ndarray:
-    return np.array([result[name] for result in results if result[name] is not None], np.float64)
-
-
-def _mean(values: np.ndarray) -> float | None:
-    return float(np.mean(values)) if len(values) else None
-
-
-def _interval(values: np.ndarray) -> float:
-    """Return half the width of the 95 % confidence interval of the mean."""
-    degrees = len(values) - 1
-    quantile = T_95[degrees - 1] if degrees <= len(T_95) else 1.96
-    return quantile * float(np.std(values, ddof=1)) / float(np.sqrt(len(values)))

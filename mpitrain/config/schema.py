@@ -248,7 +248,7 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     """Parts of the model that leave one after the other, at even distances within the ``h`` steps (Streaming DiLoCo,
     Douillard 2025): the same bytes, a lower peak."""
     delay: Index = 0
-    """Steps for which a part is under way while training goes on; at most h / fragments."""
+    """Steps for which a part is under way while training goes on; less than h / fragments."""
     merge: Fraction = 0.0
     """Share of its own weights that a replica keeps when a part arrives."""
 

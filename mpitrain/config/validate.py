@@ -192,9 +192,10 @@ def _of_servers(exchange: ExchangeConfig, parallel: ParallelConfig) -> Iterator[
             f"exchange.servers = {servers} for each of the parallel.pp * parallel.tp = {inside} parts of the model; "
             "a part of a model has one server: set exchange.servers = 1"
         )
-    if exchange.when == "local" and exchange.delay * exchange.fragments > exchange.h:
+    if exchange.when == "local" and exchange.delay and exchange.delay * exchange.fragments >= exchange.h:
+        # A part that is under way for as long would be sent before the first step of the round in which it arrives.
         yield (
-            f"exchange.delay = {exchange.delay} steps are more than the {exchange.h} / {exchange.fragments} steps "
+            f"exchange.delay = {exchange.delay} steps are not less than the {exchange.h} / {exchange.fragments} steps "
             "between two fragments; lower exchange.delay or exchange.fragments, or raise exchange.h"
         )
     if exchange.when == "local" and exchange.fragments > exchange.h:

@@ -31,7 +31,8 @@ class Rule:
     aggregate : int, optional
         ssp: pushes that complete a clock; None: those of all live workers. The last clock of a round takes all.
     late : "apply" or "drop"
-        What becomes of a push whose clock is complete: it joins the next update, or is dropped.
+        What becomes of a push whose clock is complete: it joins the next update, or is dropped. Where that update waits
+        for this worker to catch up, a late push is an update of its own: a server has room for s + 1 pushes a worker.
     """
 
     mode: str = "ssp"
@@ -256,12 +257,19 @@ class Clocks:
             return self._pending or None
         clock = self.clock + 1
         missing = any(self._counts[worker] < clock for worker in self._live)
-        present = sum(pushed == clock for pushed, _ in self._pending)
-        enough = self.rule.aggregate is not None and clock < self.last and present >= self.rule.aggregate
-        if clock > self.last or not present or (missing and not enough):
-            return None
-        self.clock = clock
-        return [push for push in self._pending if push[0] <= clock]
+        present = {worker for pushed, worker in self._pending if pushed == clock}
+        if clock <= self.last and present and (not missing or self._is_enough(len(present))):
+            self.clock = clock
+            return [push for push in self._pending if push[0] <= clock]
+        late = [push for push in self._pending if push[0] <= self.clock]
+        others = self._live - {worker for _, worker in late}
+        able = present | {worker for worker in others if self._counts[worker] >= self.clock}
+        return late if late and not self._is_enough(len(able)) else None
+
+    def _is_enough(self, pushes: int) -> bool:
+        """Tell whether so many pushes complete the next clock without those of other live workers."""
+        aggregate = self.rule.aggregate
+        return aggregate is not None and self.clock + 1 < self.last and pushes >= aggregate
 
     def _apply(self, taken: list[tuple[int, int]]) -> Apply:
         self.version += 1

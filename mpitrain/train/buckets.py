@@ -110,6 +110,13 @@ class BucketSums:
         Of stochastic rounding.
     shared : collection of str
         As in `plan_buckets`.
+    chosen : collection of int, optional
+        Buckets of the plan that are summed; all of them where left out.
+
+    Attributes
+    ----------
+    ranges : list of (start, stop)
+        What the buckets cover of the flat buffer.
 
     Notes
     -----
@@ -118,18 +125,28 @@ class BucketSums:
     """
 
     def __init__(
-        self, reducer: Reducer, values: Params, config: ExchangeConfig, *, seed: int, shared: Collection[str] = ()
+        self,
+        reducer: Reducer,
+        values: Params,
+        config: ExchangeConfig,
+        *,
+        seed: int,
+        shared: Collection[str] = (),
+        chosen: Collection[int] | None = None,
     ) -> None:
         self.reducer = reducer
         self._seed = seed
         self._values = values
         self._config = config
-        self._segments = plan_buckets(values.layout, config.bucket_mb, shared)
+        plan = list(enumerate(plan_buckets(values.layout, config.bucket_mb, shared)))
+        plan = [(number, segments) for number, segments in plan if chosen is None or number in chosen]
+        self._segments = [segments for _, segments in plan]
+        self.ranges = [(segments[0].start, segments[-1].stop) for segments in self._segments]
         self._states: list[BucketState] = []
         self._bucket_of: dict[str, int] = {}
-        for index, segments in enumerate(self._segments):
+        for index, (number, segments) in enumerate(plan):
             codec, memory = stream_of(segments[0].spec, config, values.flat.dtype)
-            bucket = Bucket(values.flat[segments[0].start : segments[-1].stop], index)
+            bucket = Bucket(values.flat[slice(*self.ranges[index])], number)
             self._states.append(reducer.open(bucket, codec, memory))
             self._bucket_of.update({segment.spec.name: index for segment in segments})
         self._noise = [_salt(segments[0].spec) for segments in self._segments]
@@ -151,6 +168,15 @@ class BucketSums:
             if not self._missing[index]:
                 key = noise_key(self._seed, self._step, self.reducer.axis.rank, self._noise[index])
                 self._pending.append(self.reducer.start(self._states[index], key))
+        self.poll()
+
+    def start(self, step: int) -> None:
+        """Start all sums of a step at once."""
+        self.begin(step)
+        self.finished(list(self._bucket_of))
+
+    def poll(self) -> None:
+        """Advance what is under way without blocking."""
         if self._pending:
             self._pending[0].poll()
 
@@ -179,8 +205,8 @@ class BucketSums:
     def state(self) -> dict[str, DoubleBuffer]:
         """Name every memory of this rank; a checkpoint keeps the current halves."""
         return {
-            f"bucket{index}.{name}": buffer
-            for index, state in enumerate(self._states)
+            f"bucket{state.bucket.index}.{name}": buffer
+            for state in self._states
             for name, buffer in state.states().items()
         }
 

@@ -22,14 +22,17 @@ from mpitrain.errors import DataError
 from mpitrain.nn.layer import EVALUATE, Chain
 from mpitrain.optim.clip import clip_by_norm
 from mpitrain.optim.optimizer import Optimizer
+from mpitrain.optim.outer import OuterNesterov, merge
 from mpitrain.parallel.pipeline import Pipeline, PipelineSettings
 from mpitrain.parallel.shared import SharedSums, SharedTensors
 from mpitrain.parallel.tensor import TensorParallel
 from mpitrain.params import Layout, Params, ParamSpec
 from mpitrain.train.buckets import BucketSums, check_rules, float32_ring_bytes, group_of
 from mpitrain.train.exchange import Exchange, SyncExchange
+from mpitrain.train.local import LocalExchange
 from mpitrain.train.loss import TaskLoss
 from mpitrain.train.model import Part, input_dtype, make_part, make_small_model
+from mpitrain.train.outer import GlobalWeights
 from mpitrain.train.weights import Weights, make_optimizer, make_weights
 
 
@@ -194,6 +197,14 @@ def make_exchange(
     """Build what moves the weights of this rank, as ``exchange.when`` says."""
     exchange, seed = config.exchange, config.train.seed
     reducer = make_reducer(exchange.collective, grid.data, transport, servers=grid.shape.servers)
+    if exchange.when == "local":
+        common = agree(
+            grid.world,
+            lambda: GlobalWeights(
+                reducer, weights.params, exchange, seed=seed, shared=shared.holders, replica=grid.replica
+            ),
+        )
+        return LocalExchange(weights, common, config.train.steps, max_rejected=config.train.max_skips)
     sums = BucketSums(reducer, weights.grads, exchange, seed=seed, shared=shared.holders)
     return SyncExchange(weights, sums, overlap=exchange.overlap)
 
@@ -308,6 +319,8 @@ def _compile(config: Config, optimizer: Optimizer, dataset: Dataset) -> None:
     optimizer.step(params, params.zeros_like(), optimizer.init(params), 0.0)
     params.flat[:] = 1
     clip_by_norm(params, 1.0)
+    OuterNesterov(lr=1.0, momentum=0.0).step(params.flat, params.flat.copy(), params.flat.copy())
+    merge(params.flat, params.flat.copy(), 0.5)
     model = make_small_model(config, dataset)
     weights = Params(Layout(model.specs()))
     sample = np.zeros((1, *dataset.input_shape), input_dtype(dataset))

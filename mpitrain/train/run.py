@@ -116,10 +116,11 @@ def _run(session: Session, begin: float) -> Row:
         if stop and not last and not ended:
             _stop_early(session)
     session.faults.at_end()
-    result = result or evaluate(session.parts)
-    if not math.isfinite(result.loss):
-        raise _diverged(result)
-    return _finish(session, result, ended, throughput, wall_s=time.perf_counter() - started)
+    with session.parts.exchange.model():
+        result = result or evaluate(session.parts)
+        if not math.isfinite(result.loss):
+            raise _diverged(result)
+        return _finish(session, result, ended, throughput, wall_s=time.perf_counter() - started)
 
 
 def _diverged(result: Score) -> DivergedError:

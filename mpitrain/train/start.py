@@ -73,7 +73,8 @@ def prepare(session: Session, resume: Resume | None, *, overwrite: bool) -> Row 
             every = parts.config.checkpoint.every
             agree(world, lambda: session.folder.check_not_lost(every) if session.writes else None)
         _first_weights(session)
-    check_same(world, parts.params, "before the first step")
+    with parts.exchange.model():
+        check_same(world, parts.params, "before the first step")
     _open_folder(session, resume if resumed else None, overwrite=overwrite)
     return None
 

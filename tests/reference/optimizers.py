@@ -27,3 +27,16 @@ def adamw_step(param, grad, buffers, *, lr, step, beta1, beta2, eps, weight_deca
     root = np.sqrt(second) * scalar(1 / math.sqrt(1 - beta2**step)) + scalar(eps)
     change = scalar(lr / (1 - beta1**step)) * first / root
     return param * scalar(1 - lr * weight_decay) - change, [first, second]
+
+
+def outer_step(mean, change, momentum, *, lr, mu):
+    """Return the new (weights, momentum) after a round of local steps; ``mean`` is that of the replicas' weights."""
+    scalar = mean.dtype.type
+    momentum = scalar(mu) * momentum + change
+    return mean + (scalar(1 - lr) * change - scalar(lr * mu) * momentum), momentum
+
+
+def merged(local, params, share):
+    """Return what a replica goes on with."""
+    scalar = local.dtype.type
+    return scalar(share) * local + scalar(1 - share) * params if share else params.copy()

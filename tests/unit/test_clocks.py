@@ -69,10 +69,15 @@ class Run:
         for number, worker in enumerate(self.workers):
             if worker.can_begin():
                 yield "begin", number
-            if worker.pushes:
+            if worker.pushes and self.has_room(number):
                 yield "push", number
-            if worker.live and worker.replies:
+            if worker.live and worker.replies and (self.has_room(number) or self.clocks.ended):
                 yield "receive", number
+
+    def has_room(self, number):
+        """Whether another push of the worker can be taken: the server keeps few until they are applied or dropped."""
+        clocks, slots = self.clocks, self.rule.window if self.rule.mode == "async" else self.rule.staleness + 1
+        return clocks.pushed[number] - clocks.applied[number] - clocks.dropped[number] < slots
 
     def take(self, what, number):
         worker = self.workers[number]
@@ -269,9 +274,9 @@ def test_backup_workers_by_hand():
         assert clocks.push(1)[0] == Apply((*kept, (0, 2), (1, 2)), 2, 2)
         # The last clock of a round takes everybody's push, since all meet there.
         assert clocks.push(0) + clocks.push(1) == []
-        clocks.push(2)
-        kept = ((2, 2),) if late == "apply" else ()
-        assert clocks.push(2) == [Apply((*kept, (0, 3), (1, 3), (2, 3)), 3, 3), Refresh()]
+        own = Apply(((2, 2),), 3, 2) if late == "apply" else Drop(2, 2)
+        assert clocks.push(2) == [own, Reply(2, 2)]
+        assert clocks.push(2) == [Apply(((0, 3), (1, 3), (2, 3)), clocks.version, 3), Refresh()]
         assert clocks.dropped == ([0, 0, 2] if late == "drop" else [0, 0, 0])
         assert clocks.applied == ([3, 3, 1] if late == "drop" else [3, 3, 3])
 
@@ -286,9 +291,32 @@ def test_a_late_push_behind_the_last_clock_is_applied_too():
     assert clocks.leave(0) + clocks.leave(1) == []
     clocks.stop()
     assert clocks.last == 3
-    assert clocks.push(2) == [Reply(2, 1)]
-    assert clocks.push(2) == [Reply(2, 2)]
-    assert clocks.push(2) == [Apply(((2, 1), (2, 2), (2, 3)), 4, 3), Refresh()]
+    assert clocks.push(2) == [Apply(((2, 1),), 4, 3), Reply(2, 1)]
+    assert clocks.push(2) == [Apply(((2, 2),), 5, 3), Reply(2, 2)]
+    assert clocks.push(2) == [Apply(((2, 3),), 6, 3), Refresh()]
+
+
+def test_a_late_push_waits_for_the_next_update_unless_that_waits_for_its_worker():
+    def three_ahead():
+        clocks = started(4, 5, aggregate=3)
+        for worker in (0, 1, 2, 0, 1, 2):
+            clocks.push(worker)
+        assert clocks.clock == 2
+        assert clocks.push(3) == [Reply(3, 1)]  # the three others suffice for clock 3
+        return clocks
+
+    clocks = three_ahead()
+    clocks.push(0)
+    assert clocks.leave(0) == []  # its push is here
+    clocks.push(1)
+    assert clocks.push(2)[0] == Apply(((3, 1), (0, 3), (1, 3), (2, 3)), 3, 3)
+
+    clocks = three_ahead()
+    # Without worker 0 they do not: the next update needs worker 3, which has to catch up first.
+    assert clocks.leave(0) == [Apply(((3, 1),), 3, 2)]
+    assert clocks.push(3) == [Apply(((3, 2),), 4, 2), Reply(3, 2)]
+    assert clocks.push(1) + clocks.push(2) == []
+    assert clocks.push(3) == [Apply(((1, 3), (2, 3), (3, 3)), 5, 3), Reply(1, 3), Reply(2, 3), Reply(3, 3)]
 
 
 def test_a_worker_that_leaves_is_not_waited_for_but_counts():

@@ -1,0 +1,140 @@
+"""The options of ``mpitrain bench``."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mpitrain.cli.calling import Config, Json, Ranks, Set, call
+
+DEFAULT_CELLS = ["raw", "int8:residual"]
+DEFAULT_RULES = ["server-sync/int8", "ssp-1/int8", "ssp-4/int8", "async/int8", "local-30/int8"]
+DEFAULT_SCHEDULES = ["afab", "1f1b", "interleaved"]
+DEFAULT_MICRO_BATCHES = [4, 8, 16]
+
+bench = typer.Typer(no_args_is_help=True, help="Measure, next to what a user would pick instead.")
+
+Workers = Annotated[int, typer.Option("-n", "--ranks", min=1, help="Ranks that train; servers come on top.")]
+Cells = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--cell",
+        help="CODEC or CODEC:MEMORY, with WHEN/ in front unless sync: local-H, server-sync, ssp-S, async, async-dc or "
+        "async-dca; +SERVER_CODEC and ,SECTION.KEY=VALUE may follow; NAME= names it. The first one is the yardstick; "
+        "may be repeated.",
+        metavar="CELL",
+    ),
+]
+
+
+@bench.command("codec")
+def bench_codec(
+    size: Annotated[int, typer.Option(help="Elements of the array.")] = 2**24,
+    repeats: Annotated[int, typer.Option(help="Rounds; medians are shown.")] = 9,
+    json: Json = None,
+) -> None:
+    """Time encode and decode-add of every codec beside memcpy of the same array."""
+    call("bench-codec", size, repeats, json)
+
+
+@bench.command("convergence")
+def bench_convergence(
+    config: Config,
+    ranks: Workers = 4,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell.")] = 10,
+    cells: Cells = None,
+    overrides: Set = None,
+    folder: Annotated[Path, typer.Option(help="Where runs are kept; finished ones are not run again.")] = Path(
+        "runs/convergence"
+    ),
+    link: Annotated[
+        str | None,
+        typer.Option(help="Also compose the time over links such as 20:20 (Mbit/s, ms one way).", metavar="MBIT:MS"),
+    ] = None,
+    fault: Annotated[
+        str, typer.Option(help="What goes wrong in all runs on purpose, as in MPITRAIN_FAULT.", metavar="FAULTS")
+    ] = "",
+    json: Json = None,
+) -> None:
+    """Train in each way with the same seeds, and compare results and bytes."""
+    call(
+        "bench-convergence",
+        config,
+        ranks,
+        seeds,
+        cells or DEFAULT_CELLS,
+        overrides or [],
+        folder,
+        link=link,
+        faults=fault,
+        path=json,
+    )
+
+
+@bench.command("pipeline")
+def bench_pipeline(
+    ranks: Annotated[
+        int | None, typer.Option("-n", "--ranks", min=1, help="Stages to start; 4, or those of the launcher.")
+    ] = None,
+    schedules: Annotated[
+        list[str] | None, typer.Option("--schedule", help="afab, 1f1b or interleaved; may be repeated.")
+    ] = None,
+    micro_batches: Annotated[list[int] | None, typer.Option(min=1, help="May be repeated.")] = None,
+    forward_s: Annotated[
+        float, typer.Option(min=1e-4, help="Of a micro-batch on a stage; backward takes twice that.")
+    ] = 0.05,
+    elements: Annotated[int, typer.Option(min=1, help="float32 values of a message.")] = 512,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; medians are shown.")] = 5,
+    json: Json = None,
+) -> None:
+    """Measure the bubble of the pipeline with stages that sleep, beside its theory."""
+    call(
+        "bench-pipeline",
+        ranks,
+        schedules or DEFAULT_SCHEDULES,
+        micro_batches or DEFAULT_MICRO_BATCHES,
+        forward_s=forward_s,
+        elements=elements,
+        repeats=repeats,
+        path=json,
+    )
+
+
+@bench.command("stragglers")
+def bench_stragglers(
+    config: Config,
+    ranks: Workers = 4,
+    seeds: Annotated[int, typer.Option(min=1, help="Runs of each cell.")] = 1,
+    cells: Cells = None,
+    seconds: Annotated[float, typer.Option(min=0, help="That every step sleeps.")] = 0.05,
+    factor: Annotated[float, typer.Option(min=1, help="By which a slow step sleeps longer.")] = 4.0,
+    probability: Annotated[float, typer.Option(min=0, max=1, help="Of a slow step, where slowness rotates.")] = 0.15,
+    overrides: Set = None,
+    folder: Annotated[Path, typer.Option(help="Where runs are kept; finished ones are not run again.")] = Path(
+        "runs/stragglers"
+    ),
+    json: Json = None,
+) -> None:
+    """Slow ranks down, now and then or one for good, and compare throughput with what a simulation says."""
+    call(
+        "bench-stragglers",
+        config,
+        ranks,
+        seeds,
+        cells or DEFAULT_RULES,
+        overrides or [],
+        folder,
+        slowness=(seconds, factor, probability),
+        path=json,
+    )
+
+
+@bench.command("start")
+def bench_start(
+    config: Config,
+    ranks: Ranks = 4,
+    repeats: Annotated[int, typer.Option(help="Rounds; medians are shown.")] = 5,
+    json: Json = None,
+) -> None:
+    """Time --help, and a warm start from the command to the end of the first step."""
+    call("bench-start", config, ranks, repeats, json)

