@@ -10,7 +10,7 @@ from mpi4py import MPI
 
 from mpitrain.arrays import Bytes, Floats
 from mpitrain.comm.grid import Axis
-from mpitrain.comm.waiting import wait_all
+from mpitrain.comm.waiting import Requests, wait_all
 from mpitrain.errors import BY_EXIT_CODE, ConfigError, MpitrainError
 
 T = TypeVar("T")
@@ -61,6 +61,11 @@ class NumberGather:
         """Complete it; ``table`` then has a row for every rank."""
         wait_all([self._request], f"all ranks of the {self._axis.name} axis", timeout_s=self._timeout_s)
         return self
+
+    @property
+    def requests(self) -> Requests:
+        """What to wait for, by somebody who does other things meanwhile."""
+        return Requests([self._request], f"all ranks of the {self._axis.name} axis")
 
     def sum_in_order(self) -> tuple[float, ...]:
         """Add up the rows in the order of ranks: the same bits everywhere."""

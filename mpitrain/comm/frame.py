@@ -128,6 +128,11 @@ class Frame:
             raise ProtocolError(f"{sender}: expected {'; '.join(differ)}; do all ranks run the same configuration?")
         return None if flagged else self.payload[:payload_bytes]
 
+    @property
+    def sequence(self) -> int:
+        """Sequence number in the header of a message, modulo 2^32."""
+        return int(_HEADER.unpack_from(self.buffer.data)[3])
+
     def send(self, axis: Axis, dest: int, tag: int, *, piece_bytes: int) -> list[MPI.Request]:
         """Start sending the sealed message; the buffer must not change until the requests are complete."""
         return [

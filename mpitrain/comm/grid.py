@@ -93,6 +93,7 @@ class ProcessGrid:
         dp, pp, tp = shape.coordinates(self.world.rank)
         places = [shape.coordinates(rank) for rank in range(shape.size)]
         self.row = dp
+        self.apart = apart
         self.serves = apart and dp >= shape.dp
         self.column = self._split("column", [(p, t) for _, p, t in places], dp)
         self.data = self._split("data", [(p, t, apart and d >= shape.dp) for d, p, t in places], dp)

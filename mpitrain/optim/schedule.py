@@ -32,8 +32,8 @@ class Schedule:
     warmup_steps: int = 0
     min_ratio: float = 0.0
 
-    def __call__(self, step: int) -> float:
-        """Return the learning rate of ``step``, counted from 0."""
+    def __call__(self, step: float) -> float:
+        """Return the learning rate of ``step``, counted from 0; a fraction where updates are parts of a step."""
         if step < self.warmup_steps:
             return self.lr * (step + 1) / self.warmup_steps
         if self.kind == "constant":

@@ -149,7 +149,7 @@ class BucketSums:
             bucket = Bucket(values.flat[slice(*self.ranges[index])], number)
             self._states.append(reducer.open(bucket, codec, memory))
             self._bucket_of.update({segment.spec.name: index for segment in segments})
-        self._noise = [_salt(segments[0].spec) for segments in self._segments]
+        self._noise = [salt_of(segments[0].spec) for segments in self._segments]
         self._step = 0
         self._missing: list[int] = []
         self._pending: list[Pending] = []
@@ -234,7 +234,7 @@ def group_of(config: ExchangeConfig, holders: Mapping[str, str] | None = None) -
     return lambda spec: " ".join([codec_of(spec, config), *([known[spec.name]] if spec.name in known else [])])
 
 
-def _salt(spec: ParamSpec) -> int:
+def salt_of(spec: ParamSpec) -> int:
     """Tell buckets apart by their first tensor, the same on all ranks that hold the same part of it."""
     return zlib.crc32(f"{spec.name} {spec.place.start}".encode())
 

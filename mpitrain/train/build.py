@@ -21,18 +21,20 @@ from mpitrain.data.sampler import Sampler, split_test
 from mpitrain.errors import DataError
 from mpitrain.nn.layer import EVALUATE, Chain
 from mpitrain.optim.clip import clip_by_norm
-from mpitrain.optim.optimizer import Optimizer
+from mpitrain.optim.optimizer import Optimizer, OptimizerState
 from mpitrain.optim.outer import OuterNesterov, merge
 from mpitrain.parallel.pipeline import Pipeline, PipelineSettings
 from mpitrain.parallel.shared import SharedSums, SharedTensors
 from mpitrain.parallel.tensor import TensorParallel
 from mpitrain.params import Layout, Params, ParamSpec
+from mpitrain.server.setting import Setting
 from mpitrain.train.buckets import BucketSums, check_rules, float32_ring_bytes, group_of
 from mpitrain.train.exchange import Exchange, SyncExchange
 from mpitrain.train.local import LocalExchange
 from mpitrain.train.loss import TaskLoss
 from mpitrain.train.model import Part, input_dtype, make_part, make_small_model
 from mpitrain.train.outer import GlobalWeights
+from mpitrain.train.serving import ServerExchange, WorkerExchange, owned_layout, setting_of
 from mpitrain.train.weights import Weights, make_optimizer, make_weights
 
 
@@ -165,7 +167,9 @@ def build(
     part = agree(grid.world, lambda: make_part(config, dataset, grid.shape, grid.world.rank, tensor))
     specs = Chain(part.chunks).specs()
     shared = SharedTensors(grid, specs)
-    params = Params(Layout(specs, group_of(config.exchange, shared.holders)), dtype)
+    layout = Layout(specs, group_of(config.exchange, shared.holders))
+    setting = setting_of(config, layout, shared, workers=grid.shape.dp, dtype=dtype) if grid.apart else None
+    params = Params(owned_layout(setting, grid) if setting and grid.serves else layout, dtype)
     grads = params.zeros_like()
     weights = make_weights(config, params, grads, shared, grid.replica)
     agree(grid.world, lambda: check_rules(part.sizes, config.exchange))
@@ -185,16 +189,26 @@ def build(
         shared_sums=SharedSums(shared, grads, transport),
         params=params,
         grads=grads,
-        exchange=make_exchange(config, grid, weights, transport, shared),
+        exchange=make_exchange(config, grid, weights, transport, shared, setting),
         loss=TaskLoss(model.task, tensor, dataset.num_outputs, model.label_smoothing, class_weights),
         learned=known,
     )
 
 
 def make_exchange(
-    config: Config, grid: ProcessGrid, weights: Weights, transport: Transport, shared: SharedTensors
+    config: Config,
+    grid: ProcessGrid,
+    weights: Weights,
+    transport: Transport,
+    shared: SharedTensors,
+    setting: Setting | None,
 ) -> Exchange:
-    """Build what moves the weights of this rank, as ``exchange.when`` says."""
+    """Build what moves the weights of this rank, as ``exchange.when`` says; ``setting``: of its column's servers."""
+    if setting and grid.serves:
+        return ServerExchange(weights, config, grid, setting, transport, shared)
+    if setting:
+        weights.state = OptimizerState({})  # the servers have it
+        return WorkerExchange(weights, config, grid, setting, transport)
     exchange, seed = config.exchange, config.train.seed
     reducer = make_reducer(exchange.collective, grid.data, transport, servers=grid.shape.servers)
     if exchange.when == "local":

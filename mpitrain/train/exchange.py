@@ -5,7 +5,7 @@ The loop knows only this. It reports gradients as they become final; the exchang
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
@@ -15,6 +15,7 @@ from mpitrain.collectives.base import Event, Traffic
 from mpitrain.comm.agreement import NumberGather
 from mpitrain.params import Params
 from mpitrain.train.buckets import BucketSums
+from mpitrain.train.runfolder import Row
 from mpitrain.train.weights import Weights
 
 
@@ -59,6 +60,8 @@ class Exchange(ABC):
         Whether all ranks of the world reject a step if one does.
     last : int
         Step with which the round ends; it may become a lower one during the round, never below the step at hand.
+    loses : callable
+        Set by the loop: whether the answer to a step is lost, on purpose.
     wants_meeting : bool
         Set by the loop: this rank wishes that all meet soon. Exchanges with long rounds may end one early for it.
     events : list of Event or None
@@ -72,6 +75,7 @@ class Exchange(ABC):
         self.weights = weights
         self.last = 0
         self.wants_meeting = False
+        self.loses: Callable[[int], bool] = lambda step: False
         self.events: list[Event] | None = None
 
     def open_round(self, step: int) -> None:
@@ -127,6 +131,14 @@ class Exchange(ABC):
     def loaded(self, facts: Mapping[str, object], *, local: bool) -> None:
         """Go on from what was loaded into the buffers; ``local``: whether those of this rank were among them."""
         self.weights.state.step = int(str(facts["optimizer_step"]))
+
+    def report(self, rows: list[Row]) -> None:
+        """Complete the rows of a round by what other ranks know of it. Collective over the world."""
+        return
+
+    def summary(self) -> dict[str, object]:
+        """Collect what summary.json says of the exchange alone. Collective over the world."""
+        return {}
 
     @abstractmethod
     def sizes(self) -> list[int]:

@@ -90,6 +90,7 @@ class Loop:
         self._meeting: Meeting | None = None
         self._skipped = 0
         self._broken: list[str] = []
+        parts.exchange.loses = lambda step: faults.find("drop", step) is not None
 
     def round(self) -> tuple[list[Row], bool]:
         """Take the steps up to the next point at which all ranks meet. Collective over the world.
@@ -107,12 +108,16 @@ class Loop:
             On all ranks, after ``train.max_skips`` steps in a row with non-finite gradients, or as `LossWatch` tells.
         """
         exchange = self.parts.exchange
-        exchange.open_round(self.counters.step + 1)
-        self._stop, self._sums, self._meeting, self._skipped = False, [], None, 0
+        self.begin_round()
         rows: list[Row] = []
         while not rows or self.counters.step < exchange.last:
             rows.append(self._step(self.counters.step + 1))
         return self._meet(rows)
+
+    def begin_round(self) -> None:
+        """Forget the last round, and open the next. Collective over the world."""
+        self.parts.exchange.open_round(self.counters.step + 1)
+        self._stop, self._sums, self._meeting, self._skipped = False, [], None, 0
 
     def _step(self, step: int) -> Row:
         """Take one step; the row lacks what only all ranks together know."""
@@ -213,6 +218,7 @@ class Loop:
         """Complete the rows by what all ranks together know, and end a run that has diverged. Collective."""
         if not self.parts.exchange.unanimous:
             self._agree_on_skips(rows)
+        self.parts.exchange.report(rows)
         for row, sums in zip(rows, self._sums, strict=True):
             result = score(self.parts.config.model.task, *sums)
             row |= {"loss": result.loss, result.name: result.metric}

@@ -20,6 +20,7 @@ from mpitrain.train.evaluate import Score, evaluate
 from mpitrain.train.hashing import fingerprint
 from mpitrain.train.loop import Loop
 from mpitrain.train.runfolder import Row, RunFolder
+from mpitrain.train.serverloop import ServerLoop
 from mpitrain.train.session import Resume, Session
 from mpitrain.train.start import fit_grid, known_before, prepare, stop_rules, warn, warn_of_host
 from mpitrain.train.stopping import StopWish
@@ -79,7 +80,8 @@ def train(
         agree(world, lambda: faults.check_tensors(parts.part.sizes))
         store = CheckpointStore(folder.checkpoints, grid.world, config.checkpoint.keep, faults)
         wish = StopWish(stop or StopRequest(), faults, config.run)
-        loop = Loop(parts, wish, narrator, faults, position or Position())
+        kind = ServerLoop if grid.serves else Loop
+        loop = kind(parts, wish, narrator, faults, position or Position())
         session = Session(resolved, parts, folder, store, loop, wish, narrator, faults)
         try:
             return prepare(session, resume, overwrite=overwrite) or _run(session, begin)
@@ -192,6 +194,7 @@ def _finish(session: Session, result: Score, ended: str | None, throughput: Thro
         "samples_per_s": throughput.samples_per_s,
         "param_sha256": weights.sha256,
         "replicas_identical": not weights.differing,
+        **parts.exchange.summary(),
     }
     agree(session.world, lambda: session.folder.finish(summary) if session.writes else None)
     if ended:

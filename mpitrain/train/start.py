@@ -4,6 +4,7 @@ import os
 from pathlib import Path
 from typing import cast
 
+import numpy as np
 from msgspec import structs
 
 from mpitrain.checkpoint.store import CheckpointStore
@@ -16,6 +17,7 @@ from mpitrain.config.load import Resolved
 from mpitrain.config.schema import Config, TrainConfig
 from mpitrain.config.validate import chunks_of, micro_batches_of
 from mpitrain.errors import ConfigError
+from mpitrain.nn.layer import Chain
 from mpitrain.partition import GridShape
 from mpitrain.train.build import Learned
 from mpitrain.train.console import Narrator
@@ -91,7 +93,12 @@ def _first_weights(session: Session) -> None:
     for group in parts.shared.groups.values():
         for spec in group.specs:
             broadcast(group.axis, parts.params[spec.name], timeout_s=timeout_s, piece_bytes=MAX_MESSAGE_BYTES)
-    broadcast(parts.grid.data, parts.params.flat, timeout_s=timeout_s, piece_bytes=MAX_MESSAGE_BYTES)
+    if not parts.grid.apart:
+        broadcast(parts.grid.data, parts.params.flat, timeout_s=timeout_s, piece_bytes=MAX_MESSAGE_BYTES)
+        return
+    for spec in Chain(parts.part.chunks).specs():  # a server may hold some of its column's tensors only
+        held = parts.params[spec.name] if spec.name in parts.params else np.empty(spec.shape, parts.params.flat.dtype)
+        broadcast(parts.grid.column, held, timeout_s=timeout_s, piece_bytes=MAX_MESSAGE_BYTES)
 
 
 def initial_store(folder: str, world: Axis) -> CheckpointStore:

@@ -1,0 +1,351 @@
+"""A server's end: takes the pushes of all workers in an order that all servers share, and answers them.
+
+The first server is the sequencer: it feeds the clocks, and sends every operation that they give to the other servers,
+which execute the same ones in the same order. So weights of one version are the same version on all of them.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+
+from mpitrain.arrays import Floats
+from mpitrain.codecs.memory import DoubleBuffer, NoMemory
+from mpitrain.codecs.raw import Raw
+from mpitrain.collectives.base import Traffic
+from mpitrain.comm.agreement import NumberGather, gather
+from mpitrain.comm.frame import Frame
+from mpitrain.comm.grid import Axis
+from mpitrain.comm.waiting import Requests, Waitable
+from mpitrain.errors import PeerLostError
+from mpitrain.server.client import Client
+from mpitrain.server.clocks import ASYNC, Apply, Clocks, Drop, Op, Refresh, Reply, staleness_of
+from mpitrain.server.keeper import Keeper
+from mpitrain.server.link import Link
+from mpitrain.server.mail import Inbox, Outbox
+from mpitrain.server.messages import Answer, Kind, Push, pack, unpack
+from mpitrain.server.setting import Setting, slots_of
+from mpitrain.server.stream import expected
+
+Steps = Generator[Waitable, None, None]
+
+SIGNS_OF_LIFE = 4
+"""Messages to a worker that waits, within the patience for a silent peer."""
+
+
+@dataclass(frozen=True)
+class Taken:
+    """A push in an update: whose, of which clock, how stale, and whether it counted."""
+
+    worker: int
+    clock: int
+    staleness: int
+    counted: bool
+    push: Push
+
+
+@dataclass(frozen=True)
+class Update:
+    """What became of some pushes. ``norm`` is None where the update was rejected; ``lr`` is 0 where there was none."""
+
+    version: int
+    clock: int
+    lr: float
+    norm: float | None
+    taken: list[Taken]
+
+
+class Until:
+    """A condition, as something to wait for."""
+
+    progress = 0
+
+    def __init__(self, condition: Callable[[], bool], label: str) -> None:
+        self._condition, self._label = condition, label
+
+    def poll(self) -> bool:
+        """Look."""
+        return self._condition()
+
+    def waiting_for(self) -> str:
+        """Name what is missing."""
+        return self._label
+
+
+@dataclass
+class Record:
+    """What a server has done since somebody last looked.
+
+    Attributes
+    ----------
+    updates : list of Update
+        In their order.
+    dropped : list of Taken
+        Pushes that came too late and were forgotten.
+    """
+
+    updates: list[Update] = field(default_factory=list)
+    dropped: list[Taken] = field(default_factory=list)
+
+
+class Service:
+    """Serves the workers of its column, round by round; something to wait for.
+
+    Parameters
+    ----------
+    link : Link
+        On the axis of workers and servers.
+    servers : Axis
+        All servers, of all columns; rank 0 is the sequencer. Collective over it.
+    setting : Setting
+        The same on all servers and workers.
+    keeper : Keeper
+        The weights.
+
+    Attributes
+    ----------
+    record : Record
+        May be replaced between rounds.
+    rejected : int
+        Updates of this start that were rejected.
+    unsound : bool
+        Whether the weights are no longer finite.
+    """
+
+    def __init__(self, link: Link, servers: Axis, setting: Setting, keeper: Keeper) -> None:
+        self.link, self.setting, self.keeper = link, setting, keeper
+        self.record = Record()
+        self.rejected = 0
+        self.unsound = False
+        self.version = self.clock = self.last = 0
+        self._clocks = Clocks(setting.workers, setting.rule)
+        self._servers = servers
+        self._orders = Link(servers, link.transport)
+        most = 4 + 2 * setting.workers * (slots_of(setting.rule) + 1)
+        self._out = [Outbox(self._orders, peer, most) for peer in range(1, servers.size)] if servers.rank == 0 else []
+        self._in = Inbox(self._orders, 0, most) if servers.rank else None
+        self._width = max(int(str(width)) for width in gather(servers, len(setting.pieces)))
+        self._clients = [Client(link, setting, keeper, worker) for worker in range(setting.workers)]
+        raw = Raw(keeper.params.flat.dtype)
+        self._raw = [(NoMemory(raw, piece.size), Frame(raw.max_nbytes(piece.size))) for piece in keeper.pieces]
+        self._ops: deque[tuple[Op, int]] = deque()
+        self._steps: Steps | None = None
+        self._current: Waitable | None = None
+        self._over, self._listens = True, False
+        self._lr, self._norm = 0.0, 0.0
+        self._turn = 0
+        self._busy_s = 0.0
+
+    # Rounds
+
+    def start(self, clock: int, version: int) -> None:
+        """Go on from a clock and a number of updates, before the first round."""
+        self.clock = self.last = clock
+        self.version = version
+        self._clocks = Clocks(self.setting.workers, self.setting.rule, clock=clock, version=version)
+
+    def begin_round(self, last: int) -> None:
+        """Serve up to clock ``last``, from weights that all workers hold."""
+        if self._in is None:
+            self._clocks.begin_round(last)
+        self.last, self._over, self._listens = last, False, True
+        for client in self._clients:
+            client.begin_round(self.clock, self.version)
+
+    def stop(self) -> None:
+        """End the round as early as may be; only the sequencer's wish counts."""
+        self._clocks.stop()
+
+    @property
+    def over(self) -> bool:
+        """Whether the round at hand has come to its end."""
+        return self._over and not self._ops and self._steps is None
+
+    def spent(self) -> Traffic:
+        """Take what the order of operations has cost since the last call; the rest is the link's."""
+        traffic, self._orders.traffic = self._orders.traffic, Traffic()
+        return traffic
+
+    def take_busy(self) -> float:
+        """Take the seconds that updates have taken since the last call."""
+        busy_s, self._busy_s = self._busy_s, 0.0
+        return busy_s
+
+    def states(self) -> dict[str, DoubleBuffer]:
+        """Name every memory of the pushes; a checkpoint keeps the current halves."""
+        return {name: state for client in self._clients for name, state in client.states().items()}
+
+    # Waiting
+
+    @property
+    def progress(self) -> int:
+        """Grow whenever a peer was heard."""
+        return self.link.heard + self._orders.heard + sum(client.progress for client in self._clients)
+
+    def poll(self) -> bool:
+        """Take what has arrived, do what is due; return whether the round is over."""
+        self._receive()
+        self._execute()
+        for out in self._out:
+            out.poll()
+        self._watch()
+        return self.over
+
+    def waiting_for(self) -> str:
+        """Name who is missing."""
+        behind = [client for client in self._clients if not client.waits]
+        names = [self.link.axis.label(client.worker) for client in behind]
+        if self._current is not None and not (self._in is None and names):
+            return self._current.waiting_for()
+        return f"pushes of {', '.join(names)}" if names else self._servers.label(0)
+
+    def _receive(self) -> None:
+        # In turns, so that nobody is served first for being the lowest (P12).
+        workers = len(self._clients)
+        self._turn = (self._turn + 1) % workers
+        for offset in range(workers):
+            client = self._clients[(self._turn + offset) % workers]
+            for push in client.poll(self.last):
+                if self._in is None:
+                    self._order(client.worker, push)
+        # The sequencer may begin the next round before this server has ended the one at hand.
+        while self._in is not None and self._listens and (values := self._in.take()) is not None:
+            self._ops.append(unpack(values.tolist()))
+            self._listens = not isinstance(self._ops[-1][0], Refresh)
+
+    def _order(self, worker: int, push: Push) -> None:
+        """Let the clocks decide what a push means, and tell the other servers."""
+        if push.stop:
+            self._clocks.stop()
+        for op in self._clocks.push(worker):
+            order = pack(op, self._clocks.last)
+            self._ops.append((op, self._clocks.last))
+            for out in self._out:
+                out.send(order)
+
+    def _watch(self) -> None:
+        """Tell workers that wait that this server is there, and find those that are not."""
+        now, timeout_s = time.perf_counter(), self.link.transport.timeout_s
+        for client in self._clients:
+            if self._over:
+                continue
+            if client.waits and now - client.told > timeout_s / SIGNS_OF_LIFE:
+                client.tell(self._answer(Kind.ALIVE, 0, 0))
+            if not client.waits and now - client.heard > timeout_s:
+                raise PeerLostError(
+                    f"no message for {timeout_s:g} s from {self.link.axis.label(client.worker)}, a worker; it died, or "
+                    "its link is down for longer than network.peer_timeout_s"
+                )
+
+    # Operations
+
+    def _execute(self) -> None:
+        """Go on with the operations in their order, until one has to wait."""
+        while self._steps is not None or self._ops:
+            if self._steps is None:
+                self._steps = self._do(*self._ops.popleft())
+            while self._current is None or self._current.poll():
+                self._current = next(self._steps, None)
+                if self._current is None:
+                    self._steps = None
+                    break
+            else:
+                return
+
+    def _do(self, op: Op, last: int) -> Steps:
+        self.last = last
+        if isinstance(op, Apply):
+            yield from self._apply(op)
+        elif isinstance(op, Drop):
+            yield from self._drop(op)
+        elif isinstance(op, Reply):
+            yield from self._reply(self._clients[op.worker], op.clock)
+        else:
+            yield from self._refresh()
+
+    def _arrival(self, worker: int, clock: int) -> Steps:
+        client = self._clients[worker]
+        if client.arrived < clock:
+            yield Until(lambda: client.arrived >= clock, f"clock {clock} of {self.link.axis.label(worker)}")
+
+    def _apply(self, op: Apply) -> Steps:
+        for worker, clock in op.pushes:
+            yield from self._arrival(worker, clock)
+        taken = [self._judge(worker, clock, op) for worker, clock in op.pushes]
+        self.version, self.clock = op.version, op.clock
+        samples = sum(each.push.samples for each in taken if each.counted)
+        self.keeper.clear()
+        for each in taken:
+            self._clients[each.worker].consume(each.clock, samples if each.counted else None)
+        lr, norm = 0.0, None
+        if any(each.counted for each in taken):
+            numbers = NumberGather(
+                self._servers, self.keeper.squares(self._width), timeout_s=self.link.transport.timeout_s
+            )
+            yield numbers.requests
+            begin = time.perf_counter()
+            staleness = max(each.staleness for each in taken if each.counted)
+            lr = self.keeper.policy.rate(op.version - 1, staleness)
+            norm = self.keeper.update(numbers.sum_in_order(), lr)
+            self._busy_s += time.perf_counter() - begin
+        self._lr, self._norm = lr, math.nan if norm is None else norm
+        self.rejected += norm is None
+        self.record.updates.append(Update(op.version, op.clock, lr, norm, taken))
+
+    def _judge(self, worker: int, clock: int, op: Apply) -> Taken:
+        """Decide whether a push counts, from what all servers know of it."""
+        push, rule = self._clients[worker].controls[clock], self.setting.rule
+        staleness = staleness_of(version=op.version, held_version=int(push.version))
+        # Only a worker that has lost its base is staler than it may be. With a reserve, late pushes are, too.
+        fresh = rule.mode == ASYNC or rule.aggregate is not None or staleness <= rule.staleness
+        return Taken(worker, clock, staleness, bool(push.finite and push.samples and fresh), push)
+
+    def _drop(self, op: Drop) -> Steps:
+        yield from self._arrival(op.worker, op.clock)
+        client = self._clients[op.worker]
+        push = client.controls[op.clock]
+        client.consume(op.clock, None)
+        staleness = staleness_of(version=self.version + 1, held_version=int(push.version))
+        self.record.dropped.append(Taken(op.worker, op.clock, staleness, False, push))
+
+    def _reply(self, client: Client, clock: int) -> Steps:
+        yield from self._arrival(client.worker, clock)
+        if client.controls[clock].lost:
+            yield from self._send_weights([client], clock)
+        else:
+            for stream in client.changes:
+                if (requests := stream.busy) is not None:
+                    yield requests
+            self.unsound |= not client.send_change(self.version)
+            client.tell(self._answer(Kind.CHANGE, clock, 0))
+        client.answer(clock)
+
+    def _refresh(self) -> Steps:
+        self.clock = self.last
+        yield from self._send_weights(self._clients, 0)
+        self._over = True
+
+    def _send_weights(self, clients: Sequence[Client], clock: int) -> Steps:
+        sends: list[Requests] = []
+        for number, (memory, frame) in enumerate(self._raw):
+            weights: Floats = self.keeper.weights(number)
+            _, nonfinite = memory.encode(weights, frame.payload, None, key=0, first=0)
+            self.unsound |= bool(nonfinite)
+            frame.seal(expected(memory, self.version), memory.max_nbytes)
+            tag = self.setting.weights_tag(self.keeper.pieces[number])
+            sends += [self.link.send(frame, client.worker, tag) for client in clients]
+        for client in clients:
+            client.hold_weights(self.version)
+            client.tell(self._answer(Kind.WEIGHTS, clock, client.sequence))
+        yield from sends  # the buffers are shared
+
+    def _answer(self, kind: Kind, clock: int, sequence: int) -> Answer:
+        return Answer(kind, self.version, self.clock, self.last, self._lr, self._norm, self.rejected, clock, sequence)
+
+    def close(self) -> None:
+        """Withdraw the receives; nothing may be under way."""
+        for client in self._clients:
+            client.close()
+        if self._in is not None:
+            self._in.cancel()
