@@ -1,11 +1,11 @@
-"""How far behind the weights of gradients were, and how ranks have waited: of runs that tell."""
+"""What servers did with gradients, how far behind the weights of these were, and how workers waited."""
 
 import math
 from collections.abc import Callable, Sequence
 
 from mpitrain.report.chart import LEVELS, Bar, Line, bar_chart, legend, line_chart, swatches
-from mpitrain.report.read import Run, number, printable, table, tables
-from mpitrain.report.sections import MAX_BANDS, MAX_RANKS, averaging, figure, rank_label
+from mpitrain.report.read import Run, number, table, tables
+from mpitrain.report.sections import MAX_BANDS, MAX_RANKS, averaging, figure
 from mpitrain.report.series import buckets, seconds_text
 from mpitrain.report.tables import column_table
 from mpitrain.train.runfolder import Row
@@ -20,65 +20,62 @@ def _count(value: float) -> str:
 
 
 COLUMNS: dict[str, tuple[str, Callable[[float], str]]] = {
-    "wait_s": ("waited", seconds_text),
-    "wait_p95_s": ("wait of a step, 95 %", seconds_text),
     "pushed": ("gradients pushed", _count),
     "applied": ("applied", _count),
-    "dropped": ("dropped", _count),
+    "dropped": ("dropped, too late", _count),
+    "rejected": ("rejected", _count),
+    "staleness_mean": ("staleness, mean", lambda value: f"{value:.2f}"),
+    "staleness_max": ("most", _count),
+    "wait_p95_s": ("wait of a step, 95 %", seconds_text),
 }
-"""What is told of a rank: the key of summary.json, and how it is headed and written."""
-
-TELLING = ("wait_p95_s", "pushed", "applied", "dropped")
-"""Keys without which the waiting of a rank is told by the picture of times alone."""
+"""What is told of a worker: the key of summary.json, and how it is headed and written."""
 
 
 def staleness(runs: Sequence[Run]) -> list[str]:
-    """Show waiting and staleness of the runs that tell of them; nothing where none does."""
-    named = len(runs) > 1
-    return [*(_waiting(run, named) for run in runs if _ranks(run)), *_over_steps(runs), *_bars(runs)]
+    """Show what became of the gradients of each worker, of runs that tell; nothing where none does."""
+    told = [_pushes(run, len(runs) > 1) for run in runs if _workers(run)]
+    return [*told, *_over_steps(runs), *_bars(runs)]
+
+
+def _workers(run: Run) -> list[Row]:
+    return [entry for entry in tables(run.summary, "workers") if not math.isnan(number(entry, "worker"))]
 
 
 def histogram(run: Run) -> dict[int, dict[int, float]]:
     """Return how many gradients of each worker were how stale, by the summary; entries that make no sense are not."""
-    workers = table(table(run.summary, "staleness"), "histogram")
     found: dict[int, dict[int, float]] = {}
-    for worker in filter(_is_number, workers):
-        counts = table(workers, worker)
-        found[int(worker)] = {int(key): n for key in filter(_is_number, counts) if (n := number(counts, key)) > 0}
-    return {worker: found[worker] for worker in sorted(found) if found[worker]}
+    for entry in _workers(run):
+        counts = table(entry, "staleness")
+        known = {int(key): n for key in filter(_is_number, counts) if (n := number(counts, key)) > 0}
+        found |= {int(number(entry, "worker")): known} if known else {}
+    return found
 
 
 def _is_number(name: str) -> bool:
     return name.isdecimal() and len(name) <= MOST_DIGITS
 
 
-def _ranks(run: Run) -> list[Row]:
-    """List the ranks of which more than their time is told."""
-    ranks = [entry for entry in tables(run.summary, "per_rank") if not math.isnan(number(entry, "rank"))]
-    return ranks if any(not math.isnan(number(entry, key)) for entry in ranks for key in TELLING) else []
-
-
-def _waiting(run: Run, named: bool) -> str:
-    title, ranks = "Waiting" + (f": {run.name}" if named else ""), _ranks(run)
-    shown = sorted(sorted(ranks, key=_waited)[:MAX_RANKS], key=lambda entry: number(entry, "rank"))
+def _pushes(run: Run, named: bool) -> str:
+    title, workers = "Gradients on the servers" + (f": {run.name}" if named else ""), _workers(run)
+    shown = sorted(sorted(workers, key=_waited)[:MAX_RANKS], key=lambda entry: number(entry, "worker"))
     columns = [key for key in COLUMNS if any(not math.isnan(number(entry, key)) for entry in shown)]
     rows = {
-        rank_label(int(number(entry, "rank")), printable(str(entry.get("host", "")))): [
+        f"worker {number(entry, 'worker'):.0f}": [
             UNKNOWN if math.isnan(value := number(entry, key)) else COLUMNS[key][1](value) for key in columns
         ]
         for entry in shown
     }
-    note = f"The {MAX_RANKS} of {len(ranks)} ranks that waited longest." if len(shown) < len(ranks) else ""
+    note = f"The {MAX_RANKS} of {len(workers)} workers that waited longest." if len(shown) < len(workers) else ""
     return figure(title, column_table([COLUMNS[key][0] for key in columns], rows, ""), note)
 
 
 def _waited(entry: Row) -> float:
-    waited = number(entry, "wait_s")
+    waited = number(entry, "wait_p95_s")
     return 0.0 if math.isnan(waited) else -waited
 
 
 def _over_steps(runs: Sequence[Run]) -> list[str]:
-    """Draw the staleness of rank 0's gradients over its steps."""
+    """Draw the staleness of the gradients of a step, the mean over its workers."""
     lines, most = [], 0
     for style, run in enumerate(runs):
         rows = [row for row in run.rows if not math.isnan(number(row, "staleness"))]
@@ -88,8 +85,8 @@ def _over_steps(runs: Sequence[Run]) -> list[str]:
         most = max(most, len(rows))
     if not most:
         return []
-    picture = legend(lines) + line_chart(lines, "step", "staleness on rank 0", zero=True)
-    return [figure("Staleness", picture, averaging(most, "steps", shaded=len(runs) <= MAX_BANDS))]
+    picture = legend(lines) + line_chart(lines, "step", "staleness", zero=True)
+    return [figure("Staleness, mean over workers", picture, averaging(most, "steps", shaded=len(runs) <= MAX_BANDS))]
 
 
 def _bars(runs: Sequence[Run]) -> list[str]:

@@ -13,18 +13,22 @@ from mpitrain.report.staleness import histogram, staleness
 from tests.unit.test_report import check, report, row, summary, whole, write
 
 SERVER = '[exchange]\nwhen = "server"\nmode = "ssp"\nstaleness = 4\nserver_codec = "int8"\ncodec = "int4"\n'
-STALE = {"mean": 1.5, "max": 9, "histogram": {"0": {"0": 6, "1": 2}, "1": {"0": 4, "3": 2, "9": 2}}}
+STALE = {"mean": 1.5, "max": 9}
+HISTOGRAMS = [{"0": 6, "1": 2}, {"0": 4, "3": 2, "9": 2}]
 
 
-def per_rank():
-    times = {"host": "bs", "compute_s": 6.0, "encode_s": 1.0, "decode_s": 1.0, "wait_s": 2.0, "wait_p95_s": 0.25}
-    workers = [times | {"rank": rank, "pushed": 8, "applied": 8 - rank, "dropped": rank} for rank in (0, 1)]
-    return [*workers, {"rank": 2, "host": "hub", "wait_s": 3.5}]
+def workers():
+    numbers = {"pushed": 8, "rejected": 0, "wait_p95_s": 0.25}
+    return [
+        numbers | {"worker": 0, "applied": 8, "dropped": 0, "staleness": HISTOGRAMS[0], "staleness_max": 1},
+        numbers | {"worker": 1, "applied": 7, "dropped": 1, "staleness": HISTOGRAMS[1], "staleness_mean": 3.0},
+        {"worker": 2, "wait_p95_s": 3.5},
+    ]
 
 
 def served(folder, **changes):
     grid = {"dp": 2, "pp": 1, "tp": 1, "servers": 1}
-    told = summary(ranks=3, grid=grid, per_rank=per_rank(), staleness=STALE) | changes
+    told = summary(ranks=3, grid=grid, workers=workers(), staleness=STALE) | changes
     rows = [row(step, staleness=step % 3) for step in range(1, 11)]
     return write(folder, rows, told=told, config=SERVER)
 
@@ -37,14 +41,15 @@ def test_a_run_with_servers(tmp_path):
     run = read_run(served(tmp_path / "run"), "run")
     text = page([run])
     check(text)
-    waiting = section(text, "Waiting")
-    head = re.findall(r'<th scope="col">([^<]*)</th>', waiting)
-    assert head == ["", "waited", "wait of a step, 95 %", "gradients pushed", "applied", "dropped"]
-    lines = [re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", line) for line in waiting.split("<tr>")[2:]]
+    pushes = section(text, "Gradients on the servers")
+    head = re.findall(r'<th scope="col">([^<]*)</th>', pushes)
+    counts = ["gradients pushed", "applied", "dropped, too late", "rejected"]
+    assert head == ["", *counts, "staleness, mean", "most", "wait of a step, 95 %"]
+    lines = [re.findall(r"<t[hd][^>]*>([^<]*)</t[hd]>", line) for line in pushes.split("<tr>")[2:]]
     assert lines == [
-        ["rank 0 bs", "2 s", "250 ms", "8", "8", "0"],
-        ["rank 1 bs", "2 s", "250 ms", "8", "7", "1"],
-        ["rank 2 hub", "3.5 s", "-", "-", "-", "-"],
+        ["worker 0", "8", "8", "0", "0", "-", "1", "250 ms"],
+        ["worker 1", "8", "7", "1", "0", "3.00", "-", "250 ms"],
+        ["worker 2", "-", "-", "-", "-", "-", "-", "3.5 s"],
     ]
     bars = section(text, "Staleness of gradients")
     assert re.findall(r'rect class="a-(s\d)" x="[^"]*" y="([^"]*)"', bars) == [
@@ -58,8 +63,8 @@ def test_a_run_with_servers(tmp_path):
     assert widths == pytest.approx([490 * n / 8 for n in (6, 2, 4, 2, 2)], abs=0.1), "eight gradients are a whole bar"
     assert "0.25, ≤ 1" in bars
     assert "3.00, ≤ 9" in bars
-    assert "over step" in section(text, "Staleness")
-    assert text.index("Where the time went") < text.index("<h2>Waiting") < text.index("<h2>Settings")
+    assert "over step" in section(text, "Staleness, mean over workers")
+    assert text.index("Where the time went") < text.index("<h2>Gradients on") < text.index("<h2>Settings")
 
 
 def test_facts_of_a_run_with_servers(tmp_path):
@@ -82,41 +87,39 @@ def test_runs_that_do_not_tell_have_no_such_sections(tmp_path):
     assert run.missing == []
     assert staleness([run]) == []
     mixed = report(served(tmp_path / "served"), tmp_path / "run")
-    assert "Waiting: served" in mixed
-    assert "Waiting: run" not in mixed
+    assert "Gradients on the servers: served" in mixed
+    assert "Gradients on the servers: run" not in mixed
     assert "staleness" not in report(tmp_path / "run").lower()
 
 
 WRECKS = [
     7,
-    [],
-    {"mean": "x", "max": None, "histogram": 3},
-    {"histogram": {"0": 7, "x": {"0": 1}, "1": {"a": 1, "-1": 2, "0": None, "1": math.nan, "2": -3}}},
-    {"histogram": {"0": {"9" * 5000: 1}, "9" * 5000: {"0": 1}, "²": {"0": 1}}},
+    {"worker": 0},
+    [3, {}, {"worker": "x", "staleness": {"0": 1}}, {"worker": None}, {"worker": 1, "staleness": [1]}],
+    [{"worker": 0, "staleness": {"a": 1, "-1": 2, "0": None, "1": math.nan, "2": -3, "²": 1, "9" * 5000: 1}}],
 ]
 
 
 @pytest.mark.parametrize("wreck", WRECKS, ids=str)
 def test_entries_that_make_no_sense_are_left_out(tmp_path, wreck):
-    ranks = [{"rank": 0, "pushed": "many"}, {"rank": None, "pushed": 3}, {"rank": 1, "dropped": 2, "host": "<b>"}]
-    folder = served(tmp_path / "run", staleness=wreck, per_rank=ranks)
+    folder = served(tmp_path / "run", workers=wreck, staleness=wreck)
     assert histogram(read_run(folder, "run")) == {}
-    text = report(folder)
-    assert "Staleness of gradients" not in text
-    assert "rank 1 <b>" in text
+    assert "Staleness of gradients" not in report(folder)
 
 
 def test_a_half_sound_histogram(tmp_path):
-    folder = served(tmp_path / "run", staleness={"histogram": {"1": {"2": 3, "x": 1}, "0": {"1": 1}, "2": {}}})
-    assert histogram(read_run(folder, "run")) == {0: {1: 1}, 1: {2: 3}}
+    told = [{"worker": 1, "staleness": {"2": 3, "x": 1}}, {"worker": 0, "staleness": {"1": 1}}, {"worker": 2}]
+    assert histogram(read_run(served(tmp_path / "run", workers=told), "run")) == {1: {2: 3}, 0: {1: 1}}
 
 
-def test_many_ranks_and_workers(tmp_path):
+def test_many_workers(tmp_path):
     """Those are shown that waited longest, and that were stalest."""
-    ranks = [{"rank": rank, "wait_s": rank, "pushed": 1} for rank in range(64)]
-    stale = {"histogram": {str(worker): {str(worker): 1} for worker in range(64)}}
-    text = report(served(tmp_path / "run", per_rank=ranks, staleness=stale))
-    assert f"The {MAX_RANKS} of 64 ranks that waited longest." in text
-    assert f"run: the {MAX_RANKS} of 64 workers that were stalest." in text
-    assert "worker 40" in text
-    assert "worker 39" not in text
+    told = [{"worker": n, "wait_p95_s": 64 - n, "pushed": 1, "staleness": {str(n): 1}} for n in range(64)]
+    text = page([read_run(served(tmp_path / "run", workers=told), "run")])
+    pushes, bars = section(text, "Gradients on the servers"), section(text, "Staleness of gradients")
+    assert f"The {MAX_RANKS} of 64 workers that waited longest." in pushes
+    assert "worker 23<" in pushes
+    assert "worker 24<" not in pushes
+    assert f"run: the {MAX_RANKS} of 64 workers that were stalest." in bars
+    assert "worker 40<" in bars
+    assert "worker 39<" not in bars
