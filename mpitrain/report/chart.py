@@ -133,11 +133,13 @@ def swatches(names: Sequence[str]) -> str:
 
 
 ACTIVITIES = ("read", "forward", "backward", "update", "compute", "encode", "decode", "wait")
+LEVELS = {"0": "s0", "1": "s1", "2-3": "s2", "4-7": "s3", "8 or more": "s4"}
+"""Classes of how stale a gradient is, from good to bad; each is twice as wide as the one before."""
 
 
 def activity_css(name: str) -> str:
-    """Class of the colour of an activity; unknown ones share a neutral colour."""
-    return f"a-{name}" if name in ACTIVITIES else "a-other"
+    """Class of the colour of an activity or level; unknown ones share a neutral colour."""
+    return f"a-{LEVELS.get(name, name)}" if name in ACTIVITIES or name in LEVELS else "a-other"
 
 
 @dataclass(frozen=True)

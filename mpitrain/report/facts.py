@@ -13,6 +13,7 @@ UNKNOWN = "-"
 STOPPED = {"target": "the target was reached", "patience": "no progress for as long as train.patience allows"}
 REPLICAS = {"True": "yes, bit for bit", "False": "NO"}
 AXES = ("dp", "pp", "tp")
+ROWS = (*AXES, "servers")
 TERMINAL_COLUMNS = 80
 
 
@@ -24,9 +25,11 @@ def facts(run: Run) -> dict[str, str]:
     return {
         "started": _started(run),
         "ranks": _count(_ranks(run)),
-        "grid": ", ".join(f"{axis} {_count(number(grid, axis))}" for axis in AXES if grid.get(axis)) or UNKNOWN,
-        "collective": _setting(run, "collective"),
+        "grid": ", ".join(f"{axis} {_count(number(grid, axis))}" for axis in ROWS if grid.get(axis)) or UNKNOWN,
+        "exchanged": _when(run),
+        "collective": UNKNOWN if _serves(run) else _setting(run, "collective"),
         "travelled as": travelled(run),
+        **_answers(run),
         "parameters": _count(number(summary, "num_parameters")),
         "steps": _steps(run),
         printable(str(metric.get("name", "test metric"))).replace("_", " ", 1): _decimal(number(metric, "value")),
@@ -37,6 +40,7 @@ def facts(run: Run) -> dict[str, str]:
         "bytes vs float32 ring": saving(run),
         "samples/s after warm-up": _count(number(summary, "samples_per_s")),
         "wall time": _known(number(summary, "wall_s"), seconds_text),
+        **_staleness(run),
         "skipped steps": _count(skipped[-1]) if skipped else UNKNOWN,
         "replicas identical": REPLICAS.get(str(summary.get("replicas_identical")), UNKNOWN),
     }
@@ -53,6 +57,33 @@ def _within_replicas(run: Run) -> dict[str, str]:
         split["sums of layers travelled as"] = _bytes_of(setting["tensor_codec"])
     inside = number(run.summary, "replica_bytes_total")
     return {"of these within replicas": _bytes(inside), **split} if split or inside > 0 else {}
+
+
+def _when(run: Run) -> str:
+    """Tell when gradients, or changes of weights, left the ranks that trained."""
+    when = _setting(run, "when")
+    if when == "local":
+        return f"every {_count(number(run.settings, 'exchange.h'))} steps"
+    if when != "server":
+        return {"sync": "every step"}.get(when, when)
+    mode, bound = _setting(run, "mode"), number(run.settings, "exchange.staleness")
+    return f"with servers, {mode}" + (f" of up to {_count(bound)}" if mode == "ssp" else "")
+
+
+def _serves(run: Run) -> bool:
+    """Tell whether servers held the weights, so that nothing was summed by a collective."""
+    return _setting(run, "when") == "server"
+
+
+def _answers(run: Run) -> dict[str, str]:
+    codec = _setting(run, "server_codec")
+    return {"weights travelled as": _bytes_of(codec, "none" if codec == "raw" else "delta")} if _serves(run) else {}
+
+
+def _staleness(run: Run) -> dict[str, str]:
+    told = table(run.summary, "staleness")
+    mean, most = number(told, "mean"), number(told, "max")
+    return {} if math.isnan(mean) or math.isnan(most) else {"staleness, mean and most": f"{mean:.2f}, {_count(most)}"}
 
 
 def fact_table(runs: Sequence[Run]) -> dict[str, list[str]]:

@@ -1,11 +1,13 @@
 """One HTML file that needs nothing else: no network, no scripts, no fonts; light, dark and printed."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from html import escape
 
 from mpitrain.report.facts import differences, fact_table
 from mpitrain.report.read import Run
 from mpitrain.report.sections import figure, learning, timelines, times, traffic
+from mpitrain.report.staleness import staleness
+from mpitrain.report.tables import column_table
 
 STYLE = """
 :root{color-scheme:light dark;--paper:#fff;--ink:#1b1d21;--pale:#5b6169;--rule:#d9dce0;
@@ -31,6 +33,7 @@ circle{fill:var(--c)}.yardstick{--c:var(--pale);stroke-width:1.2;stroke-dasharra
 .line.d1{stroke-dasharray:8 4}.line.d2{stroke-dasharray:2 3}.line.d3{stroke-dasharray:9 3 2 3}
 .a-compute,.a-backward{fill:#0072b2}.a-forward{fill:#4c9bd6}.a-read{fill:#9a7400}.a-update{fill:#a3427a}
 .a-encode{fill:#c04f00}.a-decode{fill:#00795a}.a-wait{fill:#73777d}.a-other{fill:#9a9a9a}
+.a-s0{fill:#00795a}.a-s1{fill:#0072b2}.a-s2{fill:#6b5ca5}.a-s3{fill:#a3427a}.a-s4{fill:#c04f00}
 """
 
 CLOSED = "default-src 'none'; style-src 'unsafe-inline'"
@@ -41,27 +44,15 @@ def page(runs: Sequence[Run]) -> str:
     """Write the page."""
     title = "Training report: " + ", ".join(run.name for run in runs)
     names = [run.name for run in runs]
-    parts = [f"<h1>{escape(title)}</h1>", _table(names, fact_table(runs), ""), _missing(runs)]
-    parts += [*learning(runs), traffic(runs), times(runs), *timelines(runs), _settings(runs, names)]
+    parts = [f"<h1>{escape(title)}</h1>", column_table(names, fact_table(runs), ""), _missing(runs)]
+    parts += [*learning(runs), traffic(runs), times(runs), *staleness(runs), *timelines(runs)]
+    parts.append(_settings(runs, names))
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{CLOSED}">'
         f"<title>{escape(title)}</title><style>{STYLE}</style>"
     )
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
-
-
-def _table(names: Sequence[str], rows: Mapping[str, Sequence[str]], corner: str) -> str:
-    """Lay out a column a run."""
-    head = "".join(f'<th scope="col">{escape(name)}</th>' for name in names)
-    body = "".join(
-        f'<tr><th scope="row">{escape(label)}</th>' + "".join(f"<td>{escape(text)}</td>" for text in texts) + "</tr>"
-        for label, texts in rows.items()
-    )
-    return (
-        f'<div class="wide"><table><thead><tr><th scope="col">{escape(corner)}</th>{head}</tr></thead>'
-        f"<tbody>{body}</tbody></table></div>"
-    )
 
 
 def _missing(runs: Sequence[Run]) -> str:
@@ -73,7 +64,7 @@ def _missing(runs: Sequence[Run]) -> str:
 def _settings(runs: Sequence[Run], names: Sequence[str]) -> str:
     different = differences(runs)
     text = "All settings are the same; the run folders apart." if len(runs) > 1 and not different else ""
-    parts = _table(names, different, "setting") if different else ""
+    parts = column_table(names, different, "setting") if different else ""
     for run in runs:
         if run.config_text:
             parts += f"<details><summary>{escape(run.name)}: all settings, each with its source</summary>"

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from html import escape
 
 from mpitrain.report.chart import Bar, Line, bar_chart, lane_chart, legend, line_chart, swatches
-from mpitrain.report.read import Event, RankTime, Run, number, printable
+from mpitrain.report.read import Event, RankTime, Run, number, printable, table
 from mpitrain.report.series import (
     BYTE_UNITS,
     SECOND_UNITS,
@@ -56,11 +56,11 @@ def _training_loss(group: Sequence[Entry], suffix: str) -> str:
         lines.append(Line(run.name, style, [(point.x, point.mean) for point in points], band))
     if not _drawable(lines):
         return figure(title, "", "No step with a finite loss.")
-    note = _averaging(max(len(run.rows) for _, run in group), "steps", shaded=shaded) + _not_finite(group)
+    note = averaging(max(len(run.rows) for _, run in group), "steps", shaded=shaded) + _not_finite(group)
     return figure(title, legend(lines) + line_chart(lines, "step", "training loss"), note)
 
 
-def _averaging(rows: int, what: str, *, shaded: bool = False) -> str:
+def averaging(rows: int, what: str, *, shaded: bool = False) -> str:
     """Say what a point is, where it is more than one row."""
     size = bucket_size(rows)
     if size == 1:
@@ -89,7 +89,7 @@ def _tests(group: Sequence[Entry], suffix: str) -> list[str]:
         name = printable(key).replace("_", " ", 1)
         if most:
             picture = legend(lines) + line_chart(lines, "step", name)
-            found.append(figure(name.capitalize() + suffix, picture, _averaging(most, "evaluations")))
+            found.append(figure(name.capitalize() + suffix, picture, averaging(most, "evaluations")))
     return found
 
 
@@ -140,8 +140,11 @@ def traffic(runs: Sequence[Run]) -> str:
 
 
 def ring_bytes(run: Run) -> float:
-    """Return a rank's share of what a float32 ring sends in a step, by the summary; 0 where that is not known."""
+    """Return a training rank's share of what a float32 ring sends in a step; 0 where the summary does not tell."""
     total, ranks, steps = (number(run.summary, key) for key in ("fp32_ring_bytes_total", "ranks", "steps"))
+    grid = table(run.summary, "grid")
+    if (servers := number(grid, "servers")) > 0:
+        ranks -= servers * number(grid, "pp") * number(grid, "tp")
     return total / ranks / steps if total > 0 and ranks > 0 and steps > 0 else 0.0
 
 

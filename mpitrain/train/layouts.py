@@ -31,7 +31,7 @@ from mpitrain.partition import GridShape
 from mpitrain.train.buckets import group_of
 from mpitrain.train.division import Divider
 from mpitrain.train.model import input_dtype, make_model
-from mpitrain.train.outer import OUTER_BUFFERS
+from mpitrain.train.outer import OUTER_BUFFERS, deal_buckets
 from mpitrain.train.predicted import predict_exchange, predict_memories
 from mpitrain.train.weights import make_optimizer
 
@@ -168,13 +168,16 @@ class Costs:
 
     def _data(self, replica: Replica, replicas: int) -> AxisCost:
         exchange = self.config.exchange
+        places = [(stage, rank) for stage in range(replica.stages) for rank in range(replica.tp)]
+        parts = [(replica.specs(*place), replica.holders(*place)) for place in places]
+        if exchange.when == "local":
+            for specs, held in parts:
+                deal_buckets(Layout(specs, group_of(exchange, held)), exchange, held)  # refuses too many fragments
 
         def sent(codec: str) -> Sent | None:
             if refusal(exchange.collective, codec, "none"):
                 return None
             chosen = structs.replace(exchange, codec=codec)
-            places = [(stage, rank) for stage in range(replica.stages) for rank in range(replica.tp)]
-            parts = [(replica.specs(*place), replica.holders(*place)) for place in places]
             once = _total([predict_exchange(specs, chosen, replicas, held) for specs, held in parts])
             return _average(once, self._steps_a_round)
 

@@ -150,7 +150,7 @@ def _tell(session: Session, rows: list[Row], result: Score | None) -> None:
         for row in rows:
             session.folder.append(row)
     # What came before it in a long round was told as it happened.
-    text = progress_line(session.parts, rows[-1], result)
+    text = progress_line(session.parts, rows, result)
     session.narrator.step(session.loop.counters.step, text, always=result is not None)
 
 

@@ -132,19 +132,21 @@ def _batch(parts: Parts) -> str:
     return f"{size} samples over all ranks, {' or '.join(map(str, shares))} a rank"
 
 
-def progress_line(parts: Parts, row: Row, result: Score | None) -> str:
-    """Sum up a step for a person."""
-    seconds, inside = float(str(row["step_s"])), int(str(row["replica_bytes"]))
-    sent = int(str(row["sent_bytes"])) - inside
-    baseline = parts.fp32_ring_bytes
-    share = {name: float(str(row[f"{name}_s"])) / seconds for name in ("compute", "encode", "decode", "wait")}
-    text = f"loss {row['loss']:.4f}  {float(str(row['samples'])) / seconds:,.0f} samples/s"
-    if parts.config.exchange.when == "local" and sent:
-        text += f"  sent {sent / MB:.3f} MB"  # for several steps
-    elif baseline and sent and parts.config.exchange.collective != "native":
-        ratio = baseline / sent
+def progress_line(parts: Parts, rows: Sequence[Row], result: Score | None) -> str:
+    """Sum up a round for a person: the loss of its last step, and what its steps took together."""
+
+    def total(key: str) -> float:
+        return sum(float(str(row[key])) for row in rows)
+
+    seconds, inside = total("step_s"), total("replica_bytes")
+    sent, baseline = total("sent_bytes") - inside, parts.fp32_ring_bytes * len(rows)
+    share = {name: total(f"{name}_s") / seconds for name in ("compute", "encode", "decode", "wait")}
+    text = f"loss {rows[-1]['loss']:.4f}  {total('samples') / seconds:,.0f} samples/s"
+    if baseline and parts.config.exchange.collective != "native":
+        ratio = baseline / max(sent, 1)
         less = f"{ratio:.1f}x less than" if ratio > SAME else "as much as"
-        text += f"  sent {sent / MB:.3f} MB ({less} float32)"
+        steps = f" in {len(rows)} steps" if len(rows) > 1 else ""
+        text += f"  sent {sent / MB:.3f} MB{steps} ({less} float32)"
     if inside:
         text += f"  within the replica {inside / MB:.3f} MB"
     text += "  " + " ".join(f"{name} {value:.0%}" for name, value in share.items())

@@ -81,6 +81,36 @@ def test_a_training_sends_what_is_predicted(world, folder, monkeypatch, model):
         assert sum(sent, Sent()) == costs.of(shape).configured * STEPS, exchange
 
 
+LOCAL = [
+    {"h": 2},
+    {"h": 4, "codec": "int4", "memory": "delta", "bucket_mb": 0.002, "fragments": 3, "delay": 1},
+    {"h": 1, "outer_momentum": 0.0, "codec": "raw", "collective": "ring"},
+    *([{"h": 2, "collective": "server", "fragments": 2, "bucket_mb": 0.002}] if WORLD > 1 else []),
+]
+
+
+@pytest.mark.parametrize("exchange", LOCAL, ids=str)
+def test_local_steps_cost_what_is_predicted(world, folder, monkeypatch, exchange):
+    """An exchange a round, whatever its fragments; the plan spreads it over the steps."""
+    monkeypatch.setattr(CheckpointStore, "save", lambda store, snapshot: None)
+    table, chain = MODELS["transformer"]
+    h = exchange["h"]
+    tree = BASE | {"model": table, "exchange": exchange | {"when": "local"}, "run": {"folder": str(folder / "run")}}
+    tree |= {"train": BASE["train"] | {"steps": 2 * h}, "data": BASE["data"] | {"placement": "shuffled"}}
+    config = resolve(tree, "test", [])
+    counted = train(config, world, overwrite=True)["per_rank"]
+    sent = [Sent(one["sent_bytes"], one["messages"]) for one in counted]
+    predicted = predict_exchange(chain.specs(), config.config.exchange, world.size)
+    assert sent == [one * 2 for one in predicted]
+    servers = config.config.exchange.servers
+    costs = Costs(config.config, open_dataset(config.config.data, "classify", config.config.train.seed))
+    cost = costs.of(GridShape(world.size - servers, servers=servers))
+    together = sum(predicted, Sent())
+    assert cost.configured == Sent(-(-together.nbytes // h), -(-together.messages // h))
+    largest = max(counted, key=lambda one: one["array_bytes"])
+    assert {name: largest[f"{key}_bytes"] for name, key in (KEPT | {"outer": "outer"}).items()} == cost.memory
+
+
 def test_an_exchange_remembers_what_is_predicted(axis):
     for exchange in [*EXCHANGES, *SEVERAL, RULED]:
         config = resolve({"exchange": exchange}, "test", []).config.exchange

@@ -132,7 +132,10 @@ def test_local_steps_are_spread_over_the_round(config, capsys):
         "memory_bytes": every[1, 2, 1]["memory_bytes"] + 3 * every[1, 2, 1]["memory_parameters_bytes"],
     }
     assert "send in a step (of what replicas exchange after 30 steps, the mean)," in capsys.readouterr().out
-    once = planned(config, 2, "exchange.when=local", "exchange.h=1", "exchange.fragments=1")[1]
+    _, layouts, refused = planned(config, 2, "exchange.when=local", "exchange.fragments=2")
+    assert list(layouts) == [(1, 1, 2)]
+    assert "exchange.fragments = 2, but what this rank holds" in refused[2, 1, 1]
+    once = planned(config, 2, "exchange.when=local", "exchange.h=1")[1]
     assert once[2, 1, 1]["data_bytes"] == every[2, 1, 1]["data_bytes"]
 
 
