@@ -45,6 +45,7 @@ class LocalExchange(Exchange):
         self._max_rejected = max_rejected
         self._in_a_row = 0
         self._first = self._step = 0
+        self._opened = 0.0
         self._used = self._due = 0
         self._rejected: list[str] = []
         self._new = True
@@ -53,6 +54,7 @@ class LocalExchange(Exchange):
     def open_round(self, step: int) -> None:
         """Begin a round that ends with the next multiple of ``h``, or with the run."""
         h = self._common.rounds.h
+        self._opened = time.perf_counter()
         self._first, self.last = step, min(-(-step // h) * h, self._steps)
         if self._new:
             self._common.begin()
@@ -88,6 +90,7 @@ class LocalExchange(Exchange):
         self._common.count(used, self._due)
         self.note("update", begin)
         turn, length = self._step - self._first + 1, self.last - self._first + 1
+        self._common.allow(time.perf_counter() - self._opened)
         accepted, more = self._common.meet(self._step, turn, length)
         if not all(accepted):
             norm, self._rejected = None, self._common.not_finite()

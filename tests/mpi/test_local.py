@@ -181,3 +181,15 @@ def test_a_change_that_is_not_finite_is_rejected_everywhere(comm, fragments, val
     assert both.twin.skipped == 1
     assert both.round(9, 4) == [True] * fragments
     assert both.same()
+
+
+def test_patience_with_slower_replicas(comm):
+    """Beyond the silence of a dead peer, as long as replicas may need that compute at a tenth of the speed here."""
+    both = Both(comm, configured(codec="raw"))
+    reducer = both.common.sums[0].reducer
+    both.common.allow(7.0)
+    assert reducer.transport.timeout_s == 20 + 70
+    both.common.allow(0.5)
+    assert reducer.transport.timeout_s == 20 + 5
+    both.round(1, 3)
+    assert both.same()
