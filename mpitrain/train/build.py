@@ -35,7 +35,8 @@ from mpitrain.train.local import LocalExchange
 from mpitrain.train.loss import TaskLoss
 from mpitrain.train.model import Part, input_dtype, make_part, make_small_model
 from mpitrain.train.outer import GlobalWeights
-from mpitrain.train.serving import ServerExchange, WorkerExchange, owned_layout, setting_of
+from mpitrain.train.served import owned_layout, setting_of
+from mpitrain.train.serving import ServerExchange, WorkerExchange
 from mpitrain.train.weights import Weights, make_optimizer, make_weights
 
 
