@@ -95,7 +95,7 @@ def test_more_fragments_than_parts():
         deal([1, 2, 3], 3, together={0, 1})
 
 
-@pytest.mark.parametrize("others", [[(30, 40), (20, 90)], [(90, 90), (80, 80), (70, 70)], [(12, 100)]])
+@pytest.mark.parametrize("others", [[(30, 40), (20, 90)], [(90, 90)], [(12, 100)]])
 def test_a_tied_tensor_is_in_the_first_fragment_on_every_stage(others):
     """Beside larger and smaller tensors of the stage alone."""
     config = ExchangeConfig(when="local", h=10, fragments=2, codec="int8", memory="none", bucket_mb=1e-6)
