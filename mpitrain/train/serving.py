@@ -26,22 +26,20 @@ from mpitrain.server.clocks import rule_of
 from mpitrain.server.keeper import Keeper, Policy, layout_of
 from mpitrain.server.link import Link
 from mpitrain.server.service import Record, Service
-from mpitrain.server.setting import Piece, Setting, slots_of
+from mpitrain.server.setting import Setting, slots_of
 from mpitrain.server.worker import Worker
-from mpitrain.train.buckets import codec_of, plan_buckets, salt_of, stream_of
+from mpitrain.train.buckets import codec_of, salt_of
 from mpitrain.train.exchange import Exchange, Outcome
 from mpitrain.train.ledger import Account, Ledger, summary_of
 from mpitrain.train.runfolder import Row
+from mpitrain.train.served import pieces_of
 from mpitrain.train.weights import Weights
 
 
 def setting_of(config: Config, layout: Layout, shared: SharedTensors, *, workers: int, dtype: npt.DTypeLike) -> Setting:
     """Cut what a column holds into pieces, the same on all its ranks."""
     exchange = config.exchange
-    buckets = plan_buckets(layout, exchange.bucket_mb, shared.holders)
-    pieces = [
-        Piece(index, segments, *stream_of(segments[0].spec, exchange, dtype)) for index, segments in enumerate(buckets)
-    ]
+    pieces = pieces_of(layout, exchange, shared.holders, dtype)
     return Setting(workers, pieces, rule_of(exchange), make_codec(exchange.server_codec, dtype))
 
 
@@ -290,6 +288,10 @@ class WorkerExchange(Served):
         """Name the memories of the pushes."""
         return self.worker.states()
 
+    def references(self) -> list[DoubleBuffer]:
+        """List the weights that were decoded last."""
+        return self.worker.references()
+
     def not_finite(self) -> list[str]:
         """Name the tensors whose gradients are not finite here."""
         grads = self.weights.grads
@@ -368,6 +370,10 @@ class ServerExchange(Served):
     def state(self) -> dict[str, DoubleBuffer]:
         """Name the memories of the pushes of all workers."""
         return self.service.states()
+
+    def references(self) -> list[DoubleBuffer]:
+        """List the weights that workers have decoded last."""
+        return self.service.references()
 
     def not_finite(self) -> list[str]:
         """Name nothing: a server has no gradients of its own."""
