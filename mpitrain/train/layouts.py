@@ -31,7 +31,7 @@ from mpitrain.partition import GridShape
 from mpitrain.train.buckets import group_of
 from mpitrain.train.division import Divider
 from mpitrain.train.model import input_dtype, make_model
-from mpitrain.train.outer import deal_buckets
+from mpitrain.train.outer import OUTER_BUFFERS, deal_buckets
 from mpitrain.train.predicted import predict_exchange, predict_memories
 from mpitrain.train.served import predict_orders, predict_served
 from mpitrain.train.weights import make_optimizer
@@ -224,7 +224,7 @@ class Costs:
             yield from self._memories_served(replica, shares, seen)
             return
         exchange = self.config.exchange
-        outer = 3 if exchange.when == "local" else 0
+        outer = OUTER_BUFFERS if exchange.when == "local" else 0
         for stage, rank in [(stage, rank) for stage in range(replica.stages) for rank in range(replica.tp)]:
             specs, held = replica.specs(stage, rank), replica.holders(stage, rank)
             size = Layout(specs, group_of(exchange, held)).size

@@ -14,7 +14,7 @@ from mpitrain.errors import DivergedError
 from mpitrain.kernels.reduce import count_not_finite
 from mpitrain.params import Params
 from mpitrain.train.exchange import Exchange, Outcome
-from mpitrain.train.outer import GlobalWeights
+from mpitrain.train.outer import OUTER_BUFFERS, GlobalWeights
 from mpitrain.train.weights import Weights
 
 
@@ -45,6 +45,7 @@ class LocalExchange(Exchange):
         self._max_rejected = max_rejected
         self._in_a_row = 0
         self._first = self._step = 0
+        self._opened = 0.0
         self._used = self._due = 0
         self._rejected: list[str] = []
         self._new = True
@@ -53,6 +54,7 @@ class LocalExchange(Exchange):
     def open_round(self, step: int) -> None:
         """Begin a round that ends with the next multiple of ``h``, or with the run."""
         h = self._common.rounds.h
+        self._opened = time.perf_counter()
         self._first, self.last = step, min(-(-step // h) * h, self._steps)
         if self._new:
             self._common.begin()
@@ -88,6 +90,7 @@ class LocalExchange(Exchange):
         self._common.count(used, self._due)
         self.note("update", begin)
         turn, length = self._step - self._first + 1, self.last - self._first + 1
+        self._common.allow(time.perf_counter() - self._opened)
         accepted, more = self._common.meet(self._step, turn, length)
         if not all(accepted):
             norm, self._rejected = None, self._common.not_finite()
@@ -164,10 +167,8 @@ class LocalExchange(Exchange):
         return self._common.state()
 
     def array_bytes(self) -> dict[str, int]:
-        """Account for the optimizer and the memories, and for the global weights, their momentum and their changes."""
-        common = self._common
-        buffers = (common.params, common.momentum, common.changes)
-        return super().array_bytes() | {"outer_bytes": sum(buffer.flat.nbytes for buffer in buffers)}
+        """Account for optimizer and memories, and for global weights, their momentum and changes."""
+        return super().array_bytes() | {"outer_bytes": OUTER_BUFFERS * self.weights.params.flat.nbytes}
 
     def _bad_gradients(self) -> list[str]:
         grads = self.weights.grads

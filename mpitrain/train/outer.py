@@ -8,7 +8,7 @@ had to reject a step.
 
 import time
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -22,6 +22,12 @@ from mpitrain.optim.outer import OuterNesterov, merge
 from mpitrain.params import Layout, Params
 from mpitrain.train.buckets import BucketSums, plan_buckets, stream_of
 from mpitrain.train.fragments import Rounds, deal
+
+OUTER_BUFFERS = 3
+"""Copies of the weights that global weights consist of: themselves, their momentum, and their changes on the way."""
+
+SLOWER = 10
+"""Times as long as its own steps that a replica allows another one for as many, before silence counts."""
 
 
 @dataclass
@@ -107,11 +113,11 @@ class GlobalWeights:
         shared: Collection[str],
         replica: Axis,
     ) -> None:
-        self.params, self.momentum, self.changes = (local.zeros_like() for _ in range(3))
+        self.params, self.momentum, self.changes = (local.zeros_like() for _ in range(OUTER_BUFFERS))
         self.samples = [Samples() for _ in range(config.fragments)]
         self._local = local
-        self._axis, self._replica = reducer.axis, replica
-        self._timeout_s = reducer.transport.timeout_s
+        self._reducer, self._replica = reducer, replica
+        self._transport = reducer.transport
         self._rule = OuterNesterov(lr=config.outer_lr, momentum=config.outer_momentum)
         self.rounds = Rounds(config.h, config.fragments, config.delay)
         self._merge = config.merge
@@ -133,6 +139,11 @@ class GlobalWeights:
         for samples in self.samples:
             samples.add(used, due)
 
+    def allow(self, seconds: float) -> None:
+        """Be patient with slower replicas: this one took so long for the steps before what it sends next."""
+        timeout_s = self._transport.timeout_s + SLOWER * seconds
+        self._reducer.transport = replace(self._transport, timeout_s=timeout_s)
+
     def poll(self) -> None:
         """Advance what is under way without blocking."""
         for under_way in self._under_way.values():
@@ -147,7 +158,8 @@ class GlobalWeights:
             with np.errstate(all="ignore"):  # what is not finite is found by the sums
                 np.subtract(self.params.flat[start:stop], self._local.flat[start:stop], out=change)
             scale(change, share)
-        used = NumberGather(self._axis, np.array([samples.used]), timeout_s=self._timeout_s)
+        reducer = self._reducer
+        used = NumberGather(reducer.axis, np.array([samples.used]), timeout_s=reducer.transport.timeout_s)
         sums.start(step)
         self._under_way[fragment] = UnderWay(sums, samples.due, used)
         self.samples[fragment] = Samples()
@@ -166,7 +178,8 @@ class GlobalWeights:
         """
         factor, traffic = self._under_way.pop(fragment).finish()
         begin = time.perf_counter()
-        rejected = NumberGather(self._replica, np.array([float(factor is None)]), timeout_s=self._timeout_s)
+        timeout_s = self._reducer.transport.timeout_s
+        rejected = NumberGather(self._replica, np.array([float(factor is None)]), timeout_s=timeout_s)
         accepted = factor is not None and not any(rejected.wait().sum_in_order())
         traffic += Traffic(wait_s=time.perf_counter() - begin)
         sums = self.sums[fragment]

@@ -33,11 +33,11 @@ class ServerLoop(Loop):
         return self._meet(rows)
 
     def _count_rejected(self, exchange: ServerExchange) -> None:
-        """Count the updates that were rejected though all gradients were finite; workers count the others."""
+        """Count the updates that were rejected though some gradient was finite; workers count those that were not."""
         for update in exchange.take_record().updates:
             if update.norm is not None:
                 self.counters.skipped_in_a_row = 0
-            elif any(taken.counted for taken in update.taken):
+            elif any(taken.push.finite and taken.push.samples for taken in update.taken):
                 self.counters.skipped_in_a_row += 1
                 self._skipped += exchange.leads
                 self.counters.skipped += exchange.leads

@@ -118,10 +118,17 @@ def test_raw_changes(comm, collective):
 @pytest.mark.parametrize("merge", [0.0, 0.5])
 @pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (1, 5), (2, 2), (3, 1), (4, 0), (4, 1)])
 def test_fragments_equal_their_twin(comm, everywhere, fragments, delay, merge):
-    """With rounds of 6 steps, the last one short; at the end of each nothing is under way."""
+    """With rounds of 6 steps, the last one short; at the end of each nothing is under way.
+
+    Every replica misses some steps, so that it matters which ones count for a change.
+    """
+
+    def samples(step):
+        return np.array([(5.0 + rank) * ((step + rank) % 3 > 0) for rank in range(comm.size)])
+
     both = Both(comm, configured(h=6, fragments=fragments, delay=delay, merge=merge, codec="int8", memory="residual"))
     for first, length in ((1, 6), (7, 6), (13, 4)):
-        assert both.round(first, length) == [True] * fragments
+        assert both.round(first, length, samples=samples) == [True] * fragments
         assert both.same()
         assert everywhere(both.common.params.flat)
 
@@ -173,4 +180,16 @@ def test_a_change_that_is_not_finite_is_rejected_everywhere(comm, fragments, val
     assert both.same()
     assert both.twin.skipped == 1
     assert both.round(9, 4) == [True] * fragments
+    assert both.same()
+
+
+def test_patience_with_slower_replicas(comm):
+    """Beyond the silence of a dead peer, as long as replicas may need that compute at a tenth of the speed here."""
+    both = Both(comm, configured(codec="raw"))
+    reducer = both.common.sums[0].reducer
+    both.common.allow(7.0)
+    assert reducer.transport.timeout_s == 20 + 70
+    both.common.allow(0.5)
+    assert reducer.transport.timeout_s == 20 + 5
+    both.round(1, 3)
     assert both.same()

@@ -13,6 +13,7 @@ from mpitrain.config.load import resolve
 from mpitrain.errors import ConfigError, DivergedError
 from mpitrain.partition import GridShape
 from mpitrain.train.hashing import fingerprint
+from mpitrain.train.outer import GlobalWeights
 from mpitrain.train.run import train
 from mpitrain.train.session import Session
 from tests.mpi.test_grids import GRIDS, Training
@@ -75,6 +76,21 @@ def test_rounds_of_one_step_are_sync(comm, collective):
     assert local.differing == [""] * 6
 
 
+def test_rounds_through_a_server(world):
+    """A rank that only adds up has no samples, takes no step, and holds the same model."""
+    if world.size == 1:
+        with pytest.raises(ConfigError, match="exchange.servers"):
+            GridShape.fit(1, None, 1, 1, servers=1)
+        return
+    shape = GridShape(world.size - 1, servers=1)
+    exchange = {"codec": "raw", "collective": "server"}
+    sync = Trained(world, config(optim=PLAIN, exchange=exchange, train={"steps": 4}), 4, shape=shape)
+    local = Trained(world, config(optim=PLAIN, exchange=exchange | MEAN, train={"steps": 4}), 4, shape=shape)
+    assert np.allclose(local.models, sync.models, rtol=1e-6, atol=1e-6)
+    assert local.differing == [""] * 4
+    assert gather(Axis(world), local.exchange.weights.state.step) == [4] * shape.dp + [0]
+
+
 @pytest.mark.parametrize("h", [1, 3])
 @pytest.mark.parametrize("optim", [PLAIN, {"kind": "adamw"}])
 def test_one_replica_is_plain_training(h, optim):
@@ -112,9 +128,17 @@ def test_replicas_share_the_model_after_every_round(comm, exchange):
     assert np.isfinite(run.models).all()
 
 
-def test_a_gradient_that_is_not_finite_costs_one_replica_its_step(world):
+def test_a_gradient_that_is_not_finite_costs_one_replica_its_step(world, monkeypatch):
     """The others take theirs; the change of the replica counts by the samples that it did use."""
     bad = world.size - 1
+    counted = []
+    count = GlobalWeights.count
+
+    def watched(common, used, due):
+        counted.append((used, due))
+        count(common, used, due)
+
+    monkeypatch.setattr(GlobalWeights, "count", watched)
     run = Trained(
         world,
         config(exchange=MEAN | {"h": 2, "codec": "raw"}, optim=PLAIN, train={"steps": 4}),
@@ -122,7 +146,9 @@ def test_a_gradient_that_is_not_finite_costs_one_replica_its_step(world):
         faults=f"nan:rank={bad},step=2",
     )
     assert gather(Axis(world), run.parts.exchange.weights.state.step) == [4] * bad + [3]
-    assert run.rows[1]["grad_norm"] is None or world.rank != bad
+    assert [row["grad_norm"] is None for row in run.rows] == [False, world.rank == bad, False, False]
+    shares = [run.parts.sampler.indices(step).size * (step != 1 or world.rank != bad) for step in range(4)]
+    assert counted == list(zip(shares, run.column("samples"), strict=True))
     assert run.column("skipped")[-1] == 1
     assert run.differing == ["", ""]
     assert np.isfinite(run.models).all()
@@ -208,8 +234,10 @@ def test_resume_on_another_number_of_ranks(world, folder, monkeypatch):
     load = Session.load
 
     def watched(session, resume):
-        found = load(session, resume)
         exchange = session.parts.exchange
+        for buffer in exchange.weights.state.buffers.values():
+            buffer.flat[:] = 1  # as an attempt at a damaged step might leave them
+        found = load(session, resume)
         loaded.append(exchange.tensors()["outer"].flat.copy())
         assert not any(buffer.flat.any() for buffer in exchange.weights.state.buffers.values())
         assert exchange.weights.state.step == 0

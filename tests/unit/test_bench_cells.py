@@ -247,11 +247,11 @@ def test_time_of_sums(config):
 
 
 def test_time_of_local_steps(config):
-    """Three rounds of 3, 3 and 2 steps; a fragment's delay hides as many steps of its way."""
+    """Three rounds of 3, 3 and 2 steps; or two with two fragments each, of whose way a step's time is hidden."""
     local = ("exchange.when=local", "exchange.h=3")
     assert composed_s(run_of(config, *local), LINK) == pytest.approx(2.0 + 1.6 + 3 * 2 * 0.5)
-    parts = (*local, "exchange.fragments=3", "exchange.delay=1")
-    assert composed_s(run_of(config, *parts), LINK) == pytest.approx(2.0 + 1.6 + 9 * (1.0 - 0.25))
+    parts = ("exchange.when=local", "exchange.h=4", "exchange.fragments=2", "exchange.delay=1")
+    assert composed_s(run_of(config, *parts), LINK) == pytest.approx(2.0 + 1.6 + 2 * 2 * (1.0 - 0.25))
     assert composed_s(run_of(config, *parts), Link(1e9, 0.01)) == pytest.approx(2.0, abs=1e-5)
 
 
@@ -334,12 +334,14 @@ def test_a_table_of_stragglers(config, tmp_path, script, capsys):
     ]
     for record in records:
         assert record["steps_per_s"] == pytest.approx(2.0)
-        assert record["share"] == pytest.approx(2.0 / record["simulated"])
+        assert record["of_sim"] == pytest.approx(2.0 / record["sim_per_s"])
         assert record["gain"] == pytest.approx(1.0)
         assert record["waiting"] == pytest.approx(0.1)
         assert (record["stale_mean"], record["stale_max"]) == (0.5, 2)
+    assert records[0]["sim_gain"] == records[2]["sim_gain"] == records[3]["sim_gain"] == 1.0  # nothing helps the last
+    assert records[1]["sim_gain"] > 1.1
     assert records[3]["loss_vs_pct"] == "+1.33 … +1.33"
-    assert records[2]["simulated"] == pytest.approx(1 / 0.75)  # 0.012 s of a step are less than it sleeps
+    assert records[2]["sim_per_s"] == pytest.approx(1 / 0.75)  # 0.012 s of a step are less than it sleeps
     script.diverge = ("exchange.codec=int4",)
     assert stragglers.main(config, 2, 1, ["int4"], [], tmp_path / "runs", slowness=(0.25, 3.0, 0.5), path=None) == 2
     assert "bench: int4, seed 0 has diverged" in capsys.readouterr().err
