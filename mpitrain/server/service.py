@@ -176,6 +176,11 @@ class Service:
         """Name every memory of the pushes; a checkpoint keeps the current halves."""
         return {name: state for client in self._clients for name, state in client.states().items()}
 
+    def references(self) -> list[DoubleBuffer]:
+        """List what changes of the weights follow on, for every worker."""
+        changes = [change for client in self._clients for change in client.changes]
+        return [state for change in changes for state in change.memory.states().values()]
+
     # Waiting
 
     @property

@@ -296,6 +296,11 @@ class Worker:
             for name, buffer in stream.memory.states().items()
         }
 
+    def references(self) -> list[DoubleBuffer]:
+        """List what changes of the weights follow on; no checkpoint needs it, for a round begins with the weights."""
+        changes = [change for server in self._servers for change in server.changes]
+        return [state for change in changes for state in change.memory.states().values()]
+
     def close(self) -> None:
         """Withdraw the receives; nothing may be under way."""
         for server in self._servers:

@@ -21,8 +21,8 @@ from mpitrain.params import Layout
 from mpitrain.server.clocks import rule_of
 from mpitrain.server.keeper import Policy, layout_of
 from mpitrain.server.link import Column, Link
-from mpitrain.server.setting import Piece, Setting
-from mpitrain.train.buckets import codec_of, plan_buckets, stream_of
+from mpitrain.server.setting import Setting
+from mpitrain.train.buckets import codec_of, pieces_of
 from mpitrain.train.exchange import Exchange
 from mpitrain.train.ledger import Account, Ledger, summary_of
 from mpitrain.train.runfolder import Row
@@ -32,10 +32,7 @@ from mpitrain.train.weights import Weights
 def setting_of(config: Config, layout: Layout, shared: SharedTensors, *, workers: int, dtype: npt.DTypeLike) -> Setting:
     """Cut what a column holds into pieces, the same on all its ranks."""
     exchange = config.exchange
-    buckets = plan_buckets(layout, exchange.bucket_mb, shared.holders)
-    pieces = [
-        Piece(index, segments, *stream_of(segments[0].spec, exchange, dtype)) for index, segments in enumerate(buckets)
-    ]
+    pieces = pieces_of(layout, exchange, shared.holders, dtype)
     return Setting(workers, pieces, rule_of(exchange), make_codec(exchange.server_codec, dtype))
 
 

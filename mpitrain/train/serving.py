@@ -126,6 +126,10 @@ class WorkerExchange(Served):
         """Name the memories of the pushes."""
         return self.worker.states()
 
+    def references(self) -> list[DoubleBuffer]:
+        """List the weights that were decoded last."""
+        return self.worker.references()
+
     def not_finite(self) -> list[str]:
         """Name the tensors whose gradients are not finite here."""
         grads = self.weights.grads
@@ -204,6 +208,10 @@ class ServerExchange(Served):
     def state(self) -> dict[str, DoubleBuffer]:
         """Name the memories of the pushes of all workers."""
         return self.service.states()
+
+    def references(self) -> list[DoubleBuffer]:
+        """List the weights that workers have decoded last."""
+        return self.service.references()
 
     def not_finite(self) -> list[str]:
         """Name nothing: a server has no gradients of its own."""
