@@ -239,7 +239,7 @@ class Service:
                 client.tell(self._answer(Kind.ALIVE, 0, 0))
             if not client.waits and now - client.heard > timeout_s:
                 raise PeerLostError(
-                    f"no message for {timeout_s:g} s from {self.link.axis.label(client.worker)}, a worker; it died, or "
+                    f"no message for {timeout_s:g} s from {self.link.axis.label(client.worker)}; it died, or "
                     "its link is down for longer than network.peer_timeout_s"
                 )
 

@@ -33,7 +33,7 @@ from mpitrain.train.division import Divider
 from mpitrain.train.model import input_dtype, make_model
 from mpitrain.train.outer import OUTER_BUFFERS, deal_buckets
 from mpitrain.train.predicted import predict_exchange, predict_memories
-from mpitrain.train.served import predict_orders, predict_served
+from mpitrain.train.predicted_servers import predict_orders, predict_served
 from mpitrain.train.weights import make_optimizer
 
 FLOAT32 = np.dtype(np.float32)

@@ -1,122 +1,181 @@
-"""What training through servers will send and keep, from the parameters' shapes alone."""
+"""Training through servers: what the configuration asks of them, and what the exchanges of both sides share."""
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from abc import abstractmethod
+from collections.abc import Mapping
+from math import sqrt
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
 
-from mpitrain.codecs.base import Codec
 from mpitrain.codecs.registry import make_codec
-from mpitrain.collectives.predicted import Sent, payload_nbytes
-from mpitrain.comm.frame import HEADER_BYTES
-from mpitrain.config.schema import ExchangeConfig
-from mpitrain.params import Layout, ParamSpec
-from mpitrain.server.clocks import ASYNC, Apply, Refresh, Reply, rule_of
-from mpitrain.server.keeper import layout_of
-from mpitrain.server.messages import Answer, Push, pack
-from mpitrain.server.setting import Piece, Setting
-from mpitrain.train.buckets import group_of, plan_buckets, stream_of
+from mpitrain.collectives.base import Traffic, Transport
+from mpitrain.comm.agreement import gather
+from mpitrain.comm.grid import ProcessGrid
+from mpitrain.config.schema import Config
+from mpitrain.errors import DivergedError
+from mpitrain.optim.compensation import Compensation
+from mpitrain.optim.schedule import Schedule
+from mpitrain.parallel.shared import SharedTensors
+from mpitrain.params import Layout
+from mpitrain.server.clocks import rule_of
+from mpitrain.server.keeper import Policy, layout_of
+from mpitrain.server.link import Column, Link
+from mpitrain.server.setting import Setting
+from mpitrain.train.buckets import codec_of, pieces_of
+from mpitrain.train.exchange import Exchange
+from mpitrain.train.ledger import Account, Ledger, summary_of
+from mpitrain.train.runfolder import Row
+from mpitrain.train.weights import Weights
 
 
-def pieces_of(
-    layout: Layout, exchange: ExchangeConfig, held: Collection[str], dtype: npt.DTypeLike = np.float32
-) -> list[Piece]:
+def setting_of(config: Config, layout: Layout, shared: SharedTensors, *, workers: int, dtype: npt.DTypeLike) -> Setting:
     """Cut what a column holds into pieces, the same on all its ranks."""
-    buckets = plan_buckets(layout, exchange.bucket_mb, held)
-    return [
-        Piece(index, segments, *stream_of(segments[0].spec, exchange, dtype)) for index, segments in enumerate(buckets)
-    ]
+    exchange = config.exchange
+    pieces = pieces_of(layout, exchange, shared.holders, dtype)
+    return Setting(workers, pieces, rule_of(exchange), make_codec(exchange.server_codec, dtype))
 
 
-@dataclass(frozen=True)
-class Served:
-    """What the ranks of a column send and keep.
-
-    Attributes
-    ----------
-    push : Sent
-        Of a worker in a step.
-    replies, refreshes : list of Sent
-        Of each server to all workers: the answers to the pushes of a step; and the weights that end a round, in the
-        place of the answers to its last step.
-    worker_elements : int
-        What a worker remembers of gradients that it has sent and of weights that it has got, both halves.
-    server_elements : list of int
-        The same of each server, for all workers.
-    held : list of int
-        Elements of the weights that each server holds.
-    """
-
-    push: Sent
-    replies: list[Sent]
-    refreshes: list[Sent]
-    worker_elements: int
-    server_elements: list[int]
-    held: list[int]
+def owned_layout(setting: Setting, grid: ProcessGrid) -> Layout:
+    """Lay out what this server holds of the model."""
+    return layout_of(setting.owned_by(grid.row - grid.shape.dp, grid.shape.servers))
 
 
-def predict_served(
-    specs: Sequence[ParamSpec], exchange: ExchangeConfig, workers: int, held: Mapping[str, str]
-) -> Served:
-    """Predict what the ranks of a column send, in a step in which nobody is late and nothing is lost.
+def policy_of(config: Config, schedule: Schedule, shared: SharedTensors, workers: int) -> Policy:
+    """Read how gradients become updates. The count of updates on the server drives the schedule, nobody else's."""
+    exchange = config.exchange
+    is_async = exchange.mode == "async"
+    steps = workers if is_async else 1
+    divisor = {"none": 1.0, "sqrt": sqrt(steps), "linear": float(steps)}[config.optim.lr_scale]
+
+    def rate(version: int, staleness: float) -> float:
+        lr = schedule(version / steps) / divisor
+        return lr / (1 + staleness) if is_async and exchange.staleness_lr == "inverse" else lr
+
+    compensation = None
+    if is_async and exchange.delay_compensation != "none":
+        decay = exchange.dc_decay if exchange.delay_compensation == "adaptive" else None
+        compensation = Compensation(strength=exchange.dc_strength, decay=decay)
+    return Policy(rate, config.train.clip_norm, compensation, shared.counts)
+
+
+class Served(Exchange):
+    """What workers and servers have in common: rounds, and an account that all know where they end.
 
     Parameters
     ----------
-    specs : list of ParamSpec
-        What each worker of the column holds.
-    exchange : ExchangeConfig
-        With its memory and the number of its servers resolved.
-    workers : int
-        Of the column.
-    held : mapping
-        Labels of the tensors that other ranks of the replica hold, too.
+    weights : Weights
+        What this rank holds.
+    config : Config
+        When all ranks meet.
+    grid : ProcessGrid
+        The ranks.
+    setting : Setting
+        The same on all ranks of the column.
+    transport : Transport
+        Limits of the messages.
     """
-    pieces = pieces_of(Layout(list(specs), group_of(exchange, held)), exchange, held)
-    servers, down, raw = exchange.servers or 1, make_codec(exchange.server_codec), make_codec("raw")
-    setting = Setting(workers, pieces, rule_of(exchange), down)
-    owned = [setting.owned_by(number, servers) for number in range(servers)]
-    memory = "none" if exchange.server_codec == "raw" else "delta"
-    answer = _numbers(len(Answer._fields))
-    kept = {piece.index: 2 * piece.size * (memory == "delta") for piece in pieces}
-    return Served(
-        push=_streams(pieces) + _numbers(len(Push._fields)) * servers,
-        replies=[(_vectors(mine, down, memory) + answer) * workers for mine in owned],
-        refreshes=[(_vectors(mine, raw, "none") + answer) * workers for mine in owned],
-        worker_elements=sum(2 * piece.size * (piece.memory != "none") + kept[piece.index] for piece in pieces),
-        server_elements=[
-            workers * sum(2 * piece.size * (piece.memory == "delta") + kept[piece.index] for piece in mine)
-            for mine in owned
-        ],
-        held=[layout_of(mine).size for mine in owned],
-    )
 
+    def __init__(
+        self, weights: Weights, config: Config, grid: ProcessGrid, setting: Setting, transport: Transport
+    ) -> None:
+        super().__init__(weights)
+        self._config, self._grid, self.setting = config, grid, setting
+        column = Column(grid.column.comm, "column", grid.column.members, setting.workers)
+        self.link = Link(column, transport)
+        self.ledger = Ledger(setting.workers)
+        self._facts: dict[str, object] = {"optimizer_step": 0, "version": 0}
+        self._first = 1
 
-def predict_orders(exchange: ExchangeConfig, workers: int, others: int, *, last: bool = False) -> Sent:
-    """Predict what the first server tells ``others`` servers of a step; ``last``: of the one that ends a round."""
-    if exchange.mode == ASYNC:
-        applies = _order(Apply(((0, 1),), 1, 1)) * workers
-    else:
-        applies = _order(Apply(tuple((worker, 1) for worker in range(workers)), 1, 1))
-    return (applies + (_order(Refresh()) if last else _order(Reply(0, 1)) * workers)) * others
+    @property
+    def version(self) -> int:
+        """Updates of the whole run, where the last round ended."""
+        return int(str(self._facts["version"]))
 
+    def open_round(self, step: int) -> None:
+        """Begin the steps up to the next one at which all ranks must meet."""
+        train, every = self._config.train, self._config.checkpoint.every
+        self.last = min([train.steps, *(-(-step // gap) * gap for gap in (train.eval_every, every) if gap)])
+        self._first = step
+        self._begin(step - 1)
 
-def _order(op: Apply | Reply | Refresh) -> Sent:
-    return _numbers(len(pack(op, 0)))
+    @abstractmethod
+    def _begin(self, clock: int) -> None:
+        """Begin a round behind a clock, up to ``last``."""
 
+    def report(self, rows: list[Row]) -> None:
+        """Complete the rows of a round by what the servers know. Collective over the world.
 
-def _numbers(count: int) -> Sent:
-    """Count a message of float64 numbers."""
-    return Sent(HEADER_BYTES + 8 * count, 1)
+        Raises
+        ------
+        DivergedError
+            On all ranks, where weights are no longer finite.
+        """
+        reports = [cast(dict[str, object], found) for found in gather(self._grid.world, self._report()) if found]
+        told = next(report for report in reports if "rows" in report)
+        for row, numbers in zip(rows, cast(list[Row], told["rows"]), strict=True):
+            row |= {name: value for name, value in numbers.items() if name != "lr" or value is not None}
+        self._facts = cast(dict[str, object], told["facts"])
+        self.ledger.accounts = [
+            Account.read(each) for each in cast(list[Mapping[str, object]], self._facts["accounts"])
+        ]
+        if any(report["unsound"] for report in reports):
+            error = DivergedError(
+                f"step {self.last}: the weights on the servers are no longer finite; lower optim.lr, lengthen "
+                "optim.warmup_steps, or set train.clip_norm"
+            )
+            error.agreed = True
+            raise error
 
+    def _report(self) -> dict[str, object] | None:
+        """Tell what this rank alone knows of the round."""
+        return None
 
-def _vector(codec: Codec, memory: str, size: int) -> Sent:
-    return Sent(HEADER_BYTES + payload_nbytes(codec, memory, size), 1)
+    def facts(self) -> dict[str, object]:
+        """Collect what the first server told at the end of the last round."""
+        return self._facts
 
+    def loaded(self, facts: Mapping[str, object], *, local: bool) -> None:
+        """Go on from a checkpoint."""
+        super().loaded(facts, local=local)
+        accounts = cast(list[Mapping[str, object]], facts.get("accounts", []))
+        self._facts = {"optimizer_step": facts["optimizer_step"], "version": facts["version"], "accounts": accounts}
+        if len(accounts) == len(self.ledger.accounts):
+            self.ledger.accounts = [Account.read(each) for each in accounts]
 
-def _vectors(pieces: Sequence[Piece], codec: Codec, memory: str) -> Sent:
-    return sum((_vector(codec, memory, piece.size) for piece in pieces), Sent())
+    def summary(self) -> dict[str, object]:
+        """Sum up staleness, pushes and waits of every worker. Collective over the world."""
+        waits = cast(list[list[float]], gather(self._grid.world, self._waits()))
+        inside = self._grid.shape.pp * self._grid.shape.tp
+        workers = [
+            {
+                "worker": number,
+                **account.document(),
+                "staleness_mean": summary_of([account])["mean"],
+                "staleness_max": summary_of([account])["max"],
+                "wait_p95_s": float(np.percentile(waits[number * inside] or [0.0], 95)),
+            }
+            for number, account in enumerate(self.ledger.accounts)
+        ]
+        return {"staleness": summary_of(self.ledger.accounts), "workers": workers}
 
+    def _waits(self) -> list[float]:
+        """List the seconds that this worker has waited for answers, step by step."""
+        return []
 
-def _streams(pieces: Sequence[Piece]) -> Sent:
-    return sum((_vector(piece.codec, piece.memory, piece.size) for piece in pieces), Sent())
+    def sizes(self) -> list[int]:
+        """List the elements of each bucket of the column."""
+        return [piece.size for piece in self.setting.pieces]
+
+    def tensors_by_codec(self) -> dict[str, list[str]]:
+        """Name the tensors that each codec serves."""
+        groups: dict[str, list[str]] = {}
+        for piece in self.setting.pieces:
+            for segment in piece.segments:
+                groups.setdefault(codec_of(segment.spec, self._config.exchange), []).append(segment.spec.name)
+        return groups
+
+    def spent(self) -> Traffic:
+        """Take what the messages have cost since the last call."""
+        traffic, self.link.traffic = self.link.traffic, Traffic()
+        return traffic

@@ -30,8 +30,8 @@ from mpitrain.partition import GridShape
 from mpitrain.train.buckets import BucketSums, group_of
 from mpitrain.train.layouts import Costs
 from mpitrain.train.predicted import predict_exchange, predict_memories
+from mpitrain.train.predicted_servers import predict_orders, predict_served
 from mpitrain.train.run import train
-from mpitrain.train.served import predict_orders, predict_served
 
 WORLD = MPI.COMM_WORLD.Get_size()
 STEPS = 2

@@ -2,8 +2,12 @@
 
 import pytest
 
+from mpitrain.config.schema import ExchangeConfig
 from mpitrain.errors import ConfigError
+from mpitrain.params import Layout, ParamSpec
+from mpitrain.train.buckets import group_of, plan_buckets
 from mpitrain.train.fragments import Rounds, deal
+from mpitrain.train.outer import deal_buckets
 
 CASES = [
     (h, fragments, delay)
@@ -89,3 +93,13 @@ def test_more_fragments_than_parts():
         deal([1, 2, 3], 4)
     with pytest.raises(ConfigError, match="in 2 parts"):
         deal([1, 2, 3], 3, together={0, 1})
+
+
+@pytest.mark.parametrize("others", [[(30, 40), (20, 90)], [(90, 90)], [(12, 100)]])
+def test_a_tied_tensor_is_in_the_first_fragment_on_every_stage(others):
+    """Beside larger and smaller tensors of the stage alone."""
+    config = ExchangeConfig(when="local", h=10, fragments=2, codec="int8", memory="none", bucket_mb=1e-6)
+    specs = [ParamSpec("tied", (40, 50)), *(ParamSpec(f"own{i}", shape) for i, shape in enumerate(others))]
+    layout = Layout(specs, group_of(config, {"tied": "stages 0, 3"}))
+    names = [[segment.spec.name for segment in segments] for segments in plan_buckets(layout, 1e-6, {"tied"})]
+    assert names.index(["tied"]) in deal_buckets(layout, config, {"tied"})[0]
