@@ -132,6 +132,21 @@ def test_every_mode_accounts_for_every_push(world, folder, mode):
     assert summary["replicas_identical"] is True
 
 
+def test_what_servers_keep_is_accounted_for(world, folder):
+    """The weights of every worker on the server, twice (the next ones are written beside them); the worker's own."""
+    if world.size < 2:
+        return
+    found = {}
+    for codec in ("raw", "int8"):
+        summary, _ = run(world, folder / "run", MLP, exchange=SERVER | RAW | {"server_codec": codec})
+        found[codec] = [rank["memories_bytes"] for rank in summary["per_rank"]]
+    params = [rank["params_bytes"] for rank in summary["per_rank"]]
+    assert found["raw"] == [0] * world.size
+    assert found["int8"] == [2 * size for size in params[:-1]] + [2 * params[-1] * (world.size - 1)]
+    optimizers = [rank["optimizer_bytes"] for rank in summary["per_rank"]]
+    assert optimizers == [0] * (world.size - 1) + [2 * params[-1]]
+
+
 def test_the_servers_count_drives_the_rate(world, folder):
     """P08: the rate follows the updates that were made, whoever made them; with async, one is a part of a step."""
     if world.size < 2:
