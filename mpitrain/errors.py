@@ -30,10 +30,16 @@ class MpitrainError(Exception):
         Its kind.
     agreed : bool
         Every rank has raised it, so one may print it for all and all may leave in order.
+    teller : int
+        The rank that prints it.
+    bereaved : bool
+        Some rank has died: MPI would wait for it at the end.
     """
 
     exit_code = ExitCode.INTERNAL
     agreed = False
+    teller = 0
+    bereaved = False
 
 
 class ConfigError(MpitrainError):

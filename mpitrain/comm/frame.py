@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpitrain.arrays import Bytes, aligned_empty
 from mpitrain.comm.grid import Axis
-from mpitrain.comm.waiting import Requests
+from mpitrain.comm.waiting import Requests, telling_deaths
 from mpitrain.errors import ProtocolError
 
 HEADER_BYTES = 16
@@ -135,14 +135,17 @@ class Frame:
 
     def send(self, axis: Axis, dest: int, tag: int, *, piece_bytes: int) -> list[MPI.Request]:
         """Start sending the sealed message; the buffer must not change until the requests are complete."""
-        return [
-            axis.comm.Isend([self.buffer[a : max(a, min(b, self.nbytes))], MPI.BYTE], dest, tag)
-            for a, b in self._pieces(piece_bytes)
-        ]
+        with telling_deaths(axis.label(dest)):
+            return [
+                axis.comm.Isend([self.buffer[a : max(a, min(b, self.nbytes))], MPI.BYTE], dest, tag)
+                for a, b in self._pieces(piece_bytes)
+            ]
 
     def receive(self, axis: Axis, source: int, tag: int, *, piece_bytes: int) -> Requests:
         """Post the receives of one message."""
-        requests = [axis.comm.Irecv([self.buffer[a:b], MPI.BYTE], source, tag) for a, b in self._pieces(piece_bytes)]
+        with telling_deaths(axis.label(source)):
+            pieces = self._pieces(piece_bytes)
+            requests = [axis.comm.Irecv([self.buffer[a:b], MPI.BYTE], source, tag) for a, b in pieces]
         return Requests(requests, axis.label(source))
 
     def _pieces(self, piece_bytes: int) -> list[tuple[int, int]]:

@@ -69,6 +69,7 @@ class ProcessGrid:
     Rows that serve are split like replicas, and have axes like them. ``column``: the ranks of all rows that hold the
     same part of the model, servers last; ``servers``: all ranks that serve, None on the others. Where they hold the
     weights (``apart``), the data axis of the replicas does not reach them, and they have one of their own.
+    ``first_rank`` is the rank in the world before anybody died.
 
     Parameters
     ----------
@@ -90,6 +91,7 @@ class ProcessGrid:
         self.shape = shape
         self._others: list[Axis] = []
         self.world = Axis(comm.Dup(), "world")
+        self.first_rank = self.world.rank
         dp, pp, tp = shape.coordinates(self.world.rank)
         places = [shape.coordinates(rank) for rank in range(shape.size)]
         self.row = dp
@@ -120,6 +122,10 @@ class ProcessGrid:
         mine = groups[self.world.rank]
         members = tuple(rank for rank, group in enumerate(groups) if group == mine)
         return Axis(self.world.comm.Split(members[0], key), name, members)
+
+    def shrink(self) -> None:
+        """Let the world be the ranks that live: MPI must be able to tell (ULFM). Collective over them."""
+        self.world = Axis(self.world.comm.Shrink(), "world")
 
     def close(self) -> None:
         """Free the communicators. Collective."""

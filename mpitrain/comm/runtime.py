@@ -72,7 +72,7 @@ def finish() -> None:
 def fail(error: BaseException, position: Position) -> NoReturn:
     """Report an error once and end the process, and every other one of the job if they do not know of it.
 
-    An agreed error is printed by rank 0 alone and all ranks leave in order. Any other is printed by the rank that met
+    An agreed error is printed by one rank and all ranks leave in order. Any other is printed by the rank that met
     it (a traceback with rank and step if it is a bug), which then aborts the job.
     """
     code = int(error.exit_code) if isinstance(error, MpitrainError) else int(ExitCode.INTERNAL)
@@ -80,8 +80,11 @@ def fail(error: BaseException, position: Position) -> NoReturn:
     alone = not running or MPI.COMM_WORLD.Get_size() == 1
     rank = hinted_rank() if alone else MPI.COMM_WORLD.Get_rank()
     if isinstance(error, MpitrainError) and (error.agreed or alone):
-        if rank == 0:
+        if rank == error.teller:
             print(f"mpitrain: {error}", file=sys.stderr, flush=True)
+        if error.bereaved:
+            sys.stdout.flush()
+            os._exit(code)
         finish()
         sys.exit(code)
     where = f"rank {rank}" + (f", step {position.step}" if position.step is not None else "")

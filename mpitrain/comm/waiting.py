@@ -1,7 +1,8 @@
 """The only wait of the package: it yields the processor, and it always ends."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Protocol
 
 from mpi4py import MPI
@@ -62,6 +63,18 @@ def wait(what: Waitable, *, timeout_s: float) -> float:
     return time.perf_counter() - start
 
 
+@contextmanager
+def telling_deaths(label: str, statuses: Sequence[MPI.Status] = ()) -> Iterator[None]:
+    """Turn what MPI tells of a dead peer, where it can (under ULFM), into a PeerLostError that names it."""
+    try:
+        yield
+    except MPI.Exception as error:
+        classes = [error.Get_error_class(), *(status.Get_error() for status in statuses)]
+        if not set(classes) & {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED}:
+            raise
+        raise PeerLostError(f"{label}: the peer has died") from None
+
+
 class Requests:
     """A set of MPI requests that is waited for as one.
 
@@ -93,19 +106,11 @@ class Requests:
     def poll(self) -> bool:
         """Test the open requests; raises PeerLostError where MPI tells that a peer has died (it can under ULFM)."""
         if self._open:
-            try:
+            with telling_deaths(self._label, self._statuses):
                 done = MPI.Request.Testsome(self._requests, self._statuses) or []
-            except MPI.Exception as error:
-                if not self._died(error):
-                    raise
-                raise PeerLostError(f"{self._label}: the peer has died") from None
             self._open -= len(done)
             self.received_bytes += sum(self._statuses[i].Get_count(MPI.BYTE) for i in range(len(done)))
         return not self._open
-
-    def _died(self, error: MPI.Exception) -> bool:
-        classes = [error.Get_error_class(), *(status.Get_error() for status in self._statuses)]
-        return bool(set(classes) & {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED})
 
     def waiting_for(self) -> str:
         """Name what is missing."""

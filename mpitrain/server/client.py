@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from mpitrain.arrays import Floats
 from mpitrain.codecs.memory import RECEIVERS, DoubleBuffer
 from mpitrain.comm.frame import Tag
-from mpitrain.errors import ProtocolError
+from mpitrain.errors import PeerLostError, ProtocolError
 from mpitrain.server.keeper import Keeper
 from mpitrain.server.link import Link
 from mpitrain.server.mail import Inbox, Outbox
@@ -28,6 +29,8 @@ class Client:
         Changes of the weights, one for every piece.
     heard, told : float
         When it was last heard, and when it was last told something, on the clock of `time.perf_counter`.
+    gone : bool
+        Whether the worker has died; nothing is sent to it any more.
     """
 
     def __init__(self, link: Link, setting: Setting, keeper: Keeper, worker: int) -> None:
@@ -35,6 +38,7 @@ class Client:
         self.controls: dict[int, Push] = {}
         self.arrived = self.consumed = self.answered = 0
         self.heard = self.told = time.perf_counter()
+        self.gone = False
         self._keeper, self._link = keeper, link
         self._slots = slots = slots_of(setting.rule)
         self._inbox = Inbox(link, worker, len(Push._fields))
@@ -72,6 +76,13 @@ class Client:
 
         A worker that has the weights of the end of a round may begin the next one before this server does.
         """
+        if not self.gone:
+            try:
+                yield from self._poll(last)
+            except PeerLostError:
+                self.gone = True
+
+    def _poll(self, last: int) -> Iterator[Push]:
         self._outbox.poll()
         for change in self.changes:
             change.poll()
@@ -108,15 +119,24 @@ class Client:
         self._backups = {known: weights for known, weights in self._backups.items() if known >= version}
         return self._backups.get(version)
 
+    @contextmanager
+    def mourning(self) -> Iterator[None]:
+        """Take note of a death that sending meets."""
+        try:
+            yield
+        except PeerLostError:
+            self.gone = True
+
     def send_change(self, version: int) -> bool:
         """Send what has changed of the weights; return whether they are finite."""
         finite = True
-        for number, change in enumerate(self.changes):
-            if change.send(self._keeper.weights(number)):
-                change.memory.commit()
-            else:
-                change.memory.rollback()
-                finite = False
+        with self.mourning():
+            for number, change in enumerate(self.changes):
+                if change.send(self._keeper.weights(number)):
+                    change.memory.commit()
+                else:
+                    change.memory.rollback()
+                    finite = False
         self._keep(version)
         return finite
 
@@ -149,7 +169,8 @@ class Client:
 
     def tell(self, answer: Answer) -> None:
         """Send numbers."""
-        self._outbox.send(answer)
+        with self.mourning():
+            self._outbox.send(answer)
         self.told = time.perf_counter()
 
     def answer(self, clock: int) -> None:

@@ -67,6 +67,8 @@ class Answer(NamedTuple):
         The clock of the push that is answered; 0 for none.
     sequence : int
         Number of the change that comes after these weights (kind WEIGHTS).
+    dead : int
+        1 + the number of a worker that has died; 0 while all live.
     """
 
     kind: float
@@ -78,6 +80,7 @@ class Answer(NamedTuple):
     skipped: float
     to: float
     sequence: float
+    dead: float = 0
 
 
 _CODES = (Apply, Drop, Reply, Refresh)

@@ -8,7 +8,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from dataclasses import dataclass, field
 
 from mpitrain.arrays import Floats
 from mpitrain.codecs.memory import DoubleBuffer, NoMemory
@@ -25,6 +24,7 @@ from mpitrain.server.keeper import Keeper
 from mpitrain.server.link import Link
 from mpitrain.server.mail import Inbox, Outbox
 from mpitrain.server.messages import Answer, Kind, Push, pack, unpack
+from mpitrain.server.record import Record, Taken, Update
 from mpitrain.server.setting import Setting, slots_of
 from mpitrain.server.stream import expected
 
@@ -32,28 +32,6 @@ Steps = Generator[Waitable, None, None]
 
 SIGNS_OF_LIFE = 4
 """Messages to a worker that waits, within the patience for a silent peer."""
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A push in an update: whose, of which clock, how stale, and whether it counted."""
-
-    worker: int
-    clock: int
-    staleness: int
-    counted: bool
-    push: Push
-
-
-@dataclass(frozen=True)
-class Update:
-    """What became of some pushes. ``norm`` is None where the update was rejected; ``lr`` is 0 where there was none."""
-
-    version: int
-    clock: int
-    lr: float
-    norm: float | None
-    taken: list[Taken]
 
 
 class Until:
@@ -73,20 +51,24 @@ class Until:
         return self._label
 
 
-@dataclass
-class Record:
-    """What a server has done since somebody last looked.
+class Sent:
+    """Messages to a worker, as something to wait for: until they have left, or there is nobody to take them."""
 
-    Attributes
-    ----------
-    updates : list of Update
-        In their order.
-    dropped : list of Taken
-        Pushes that came too late and were forgotten.
-    """
+    progress = 0
 
-    updates: list[Update] = field(default_factory=list)
-    dropped: list[Taken] = field(default_factory=list)
+    def __init__(self, client: Client, requests: Requests) -> None:
+        self._client, self._requests = client, requests
+
+    def poll(self) -> bool:
+        """Look."""
+        if not self._client.gone:
+            with self._client.mourning():
+                return self._requests.poll()
+        return True
+
+    def waiting_for(self) -> str:
+        """Name the worker."""
+        return self._requests.waiting_for()
 
 
 class Service:
@@ -136,6 +118,7 @@ class Service:
         self._lr, self._norm = 0.0, 0.0
         self._turn = 0
         self._busy_s = 0.0
+        self._buried: list[int] = []
 
     # Rounds
 
@@ -199,7 +182,7 @@ class Service:
 
     def waiting_for(self) -> str:
         """Name who is missing."""
-        behind = [client for client in self._clients if not client.waits]
+        behind = [client for client in self._clients if not client.waits and not client.gone]
         names = [self.link.axis.label(client.worker) for client in behind]
         if self._current is not None and not (self._in is None and names):
             return self._current.waiting_for()
@@ -214,16 +197,40 @@ class Service:
             for push in client.poll(self.last):
                 if self._in is None:
                     self._order(client.worker, push)
+            if client.gone and client.worker not in self._buried:
+                self._bury(client)
         # The sequencer may begin the next round before this server has ended the one at hand.
         while self._in is not None and self._listens and (values := self._in.take()) is not None:
             self._ops.append(unpack(values.tolist()))
             self._listens = not isinstance(self._ops[-1][0], Refresh)
 
     def _order(self, worker: int, push: Push) -> None:
-        """Let the clocks decide what a push means, and tell the other servers."""
+        """Let the clocks decide what a push means."""
         if push.stop:
             self._clocks.stop()
-        for op in self._clocks.push(worker):
+        self._tell(self._clocks.push(worker))
+
+    def _bury(self, client: Client) -> None:
+        """Go on to the end of the round without a worker that has died.
+
+        Raises
+        ------
+        PeerLostError
+            Other servers may have heard of it what this one has not; or nobody is left.
+        """
+        self._buried.append(client.worker)
+        if self._servers.size > 1 or len(self._buried) == len(self._clients):
+            raise PeerLostError(f"{self.link.axis.label(client.worker)} has died")
+        self._tell(self._clocks.leave(client.worker))
+
+    @property
+    def dead(self) -> int:
+        """1 + the number of the worker that died first; 0 while all live."""
+        return self._buried[0] + 1 if self._buried else 0
+
+    def _tell(self, ops: Sequence[Op]) -> None:
+        """Queue operations, and tell the other servers."""
+        for op in ops:
             order = pack(op, self._clocks.last)
             self._ops.append((op, self._clocks.last))
             for out in self._out:
@@ -233,7 +240,7 @@ class Service:
         """Tell workers that wait that this server is there, and find those that are not."""
         now, timeout_s = time.perf_counter(), self.link.transport.timeout_s
         for client in self._clients:
-            if self._over:
+            if self._over or client.gone:
                 continue
             if client.waits and now - client.told > timeout_s / SIGNS_OF_LIFE:
                 client.tell(self._answer(Kind.ALIVE, 0, 0))
@@ -316,12 +323,15 @@ class Service:
 
     def _reply(self, client: Client, clock: int) -> Steps:
         yield from self._arrival(client.worker, clock)
+        if client.gone:
+            return
         if client.controls[clock].lost:
             yield from self._send_weights([client], clock)
         else:
             for stream in client.changes:
-                if (requests := stream.busy) is not None:
-                    yield requests
+                with client.mourning():
+                    if (requests := stream.busy) is not None:
+                        yield Sent(client, requests)
             self.unsound |= not client.send_change(self.version)
             client.tell(self._answer(Kind.CHANGE, clock, 0))
         client.answer(clock)
@@ -332,21 +342,28 @@ class Service:
         self._over = True
 
     def _send_weights(self, clients: Sequence[Client], clock: int) -> Steps:
-        sends: list[Requests] = []
+        sends: list[Sent] = []
         for number, (memory, frame) in enumerate(self._raw):
             weights: Floats = self.keeper.weights(number)
             _, nonfinite = memory.encode(weights, frame.payload, None, key=0, first=0)
             self.unsound |= bool(nonfinite)
             frame.seal(expected(memory, self.version), memory.max_nbytes)
             tag = self.setting.weights_tag(self.keeper.pieces[number])
-            sends += [self.link.send(frame, client.worker, tag) for client in clients]
+            for client in clients:
+                if not client.gone:
+                    with client.mourning():
+                        sends.append(Sent(client, self.link.send(frame, client.worker, tag)))
         for client in clients:
+            if client.gone:
+                continue
             client.hold_weights(self.version)
             client.tell(self._answer(Kind.WEIGHTS, clock, client.sequence))
         yield from sends  # the buffers are shared
 
     def _answer(self, kind: Kind, clock: int, sequence: int) -> Answer:
-        return Answer(kind, self.version, self.clock, self.last, self._lr, self._norm, self.rejected, clock, sequence)
+        return Answer(
+            kind, self.version, self.clock, self.last, self._lr, self._norm, self.rejected, clock, sequence, self.dead
+        )
 
     def close(self) -> None:
         """Withdraw the receives; nothing may be under way."""

@@ -140,6 +140,8 @@ class Worker:
         Updates and newest complete clock of the weights that are here.
     last : int
         Clock after which the round ends.
+    dead : int
+        1 + the number of a worker that has died; 0 while all live.
     lost : bool
         Whether a reply did not follow on the weights that are here; the next push asks for the weights themselves.
     answer : Answer or None
@@ -150,7 +152,7 @@ class Worker:
 
     def __init__(self, link: Link, setting: Setting, grads: list[Floats], weights: list[Floats]) -> None:
         self.link, self.setting = link, setting
-        self.pushed = self.answered = self.granted = self.version = self.held = self.last = 0
+        self.pushed = self.answered = self.granted = self.version = self.held = self.last = self.dead = 0
         self.lost = False
         self.answer: Answer | None = None
         self.drops: Callable[[int], bool] = lambda clock: False
@@ -265,7 +267,7 @@ class Worker:
         answer = self.answer = min(answers)
         self.answered = max(self.answered, int(answer.to))
         self.granted = max(self.granted, int(answer.clock))
-        self.last = int(answer.last)
+        self.last, self.dead = int(answer.last), int(answer.dead)
         if good:
             self.version, self.held = int(answer.version), int(answer.clock)
         if answer.kind == Kind.WEIGHTS:

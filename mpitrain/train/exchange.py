@@ -64,6 +64,8 @@ class Exchange(ABC):
         Set by the loop: whether the answer to a step is lost, on purpose.
     wants_meeting : bool
         Set by the loop: this rank wishes that all meet soon. Exchanges with long rounds may end one early for it.
+    dead : int
+        1 + the number of a worker that has died in the round, which the others have ended; 0 while all live.
     events : list of Event or None
         Where to note what was done when; None to note nothing.
     """
@@ -75,6 +77,7 @@ class Exchange(ABC):
         self.weights = weights
         self.last = 0
         self.wants_meeting = False
+        self.dead = 0
         self.loses: Callable[[int], bool] = lambda step: False
         self.events: list[Event] | None = None
 

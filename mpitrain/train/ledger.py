@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import cast
 
-from mpitrain.server.service import Record, Taken, Update
+from mpitrain.server.record import Record, Taken, Update
 
 Numbers = dict[str, float | None]
 

@@ -207,6 +207,9 @@ class Loop:
 
     def _arrive(self) -> Traffic:
         """Wait until all ranks have come to the end of the round, and note how long."""
+        if self.parts.exchange.dead:
+            self.parts.grid.shrink()
+            self._stop = True
         begin = time.perf_counter()
         with self._event("wait"):
             if self._meeting is None:

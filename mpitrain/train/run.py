@@ -105,7 +105,12 @@ def _run(session: Session, begin: float) -> Row:
         last = step == config.train.steps
         result = None
         with session.parts.exchange.model():
-            if last or _crossed(config.train.eval_every, before, step):
+            dead = session.parts.exchange.dead
+            if dead:  # its part of the test samples is missing, and the store must not wait for it
+                session.store = CheckpointStore(
+                    session.folder.checkpoints, session.world, config.checkpoint.keep, session.faults
+                )
+            elif last or _crossed(config.train.eval_every, before, step):
                 result = evaluate(session.parts)
                 ended = loop.counters.progress.ended_by(result, config.train)
             _tell(session, rows, result)
@@ -115,7 +120,7 @@ def _run(session: Session, begin: float) -> Row:
             if due or last or stop or ended:
                 session.store.save(session.snapshot())
         session.wish.took(turn_s=turn_s, save_s=time.perf_counter() - turn - turn_s)
-        if stop and not last and not ended:
+        if dead or (stop and not last and not ended):
             _stop_early(session)
     session.faults.at_end()
     with session.parts.exchange.model():
@@ -156,14 +161,14 @@ def _tell(session: Session, rows: list[Row], result: Score | None) -> None:
 
 def _stop_early(session: Session) -> None:
     """End all ranks with exit code 75. Collective over the world."""
-    step = session.loop.counters.step
+    step, dead = session.loop.counters.step, session.parts.exchange.dead
     reasons = cast(list[str], gather(session.world, session.wish.reason(step)))
     rank = next((rank for rank, reason in enumerate(reasons) if reason), 0)
+    why = f"the death of worker {dead - 1}" if dead else f"{reasons[rank]} on rank {rank}"
     _write_timeline(session)
-    error = StoppedEarlyError(
-        f"stopped after step {step} by {reasons[rank]} on rank {rank}, with a checkpoint; go on with --resume auto"
-    )
-    error.agreed = True
+    error = StoppedEarlyError(f"stopped after step {step} by {why}, with a checkpoint; go on with --resume auto")
+    error.agreed, error.bereaved = True, bool(dead)
+    error.teller = int(str(gather(session.world, session.parts.grid.first_rank)[0]))
     raise error
 
 

@@ -17,7 +17,8 @@ from mpitrain.config.schema import Config
 from mpitrain.parallel.shared import SharedTensors
 from mpitrain.params import Params
 from mpitrain.server.keeper import Keeper
-from mpitrain.server.service import Record, Service
+from mpitrain.server.record import Record
+from mpitrain.server.service import Service
 from mpitrain.server.setting import Setting, slots_of
 from mpitrain.server.worker import Worker
 from mpitrain.train.buckets import salt_of
@@ -82,6 +83,7 @@ class WorkerExchange(Served):
             self.worker.wait_for_answer()
             self._take()
         self.last = self.worker.last
+        self.dead = self.worker.dead
         traffic = self.spent()
         self._waited.append(traffic.wait_s)
         answer = self.worker.answer
@@ -175,7 +177,7 @@ class ServerExchange(Served):
             wait(_Clock(self.service, clock), timeout_s=self.link.transport.timeout_s)
             yield from range(clock + 1, self.service.clock + 1)
             clock = self.service.clock
-        self.last = self.service.last
+        self.last, self.dead = self.service.last, self.service.dead
 
     def take_record(self) -> Record:
         """Take what was done since the last call, and count it."""
