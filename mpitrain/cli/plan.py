@@ -83,6 +83,8 @@ def _show(costs: Costs, ranks: int, possible: Sequence[LayoutCost], refused: Ref
 def _legend(exchange: ExchangeConfig) -> str:
     if exchange.when == "local" and exchange.h > 1:
         return LEGEND.format(f"a step (of what replicas exchange after {exchange.h} steps, the mean)")
+    if exchange.when == "server":
+        return LEGEND.format("a step (and what servers answer; after the last step of a round, the weights raw)")
     return LEGEND.format("the first step")
 
 

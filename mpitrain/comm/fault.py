@@ -115,11 +115,11 @@ class FaultHook:
         due = (fault for fault in self.faults if fault.kind == kind and fault.step in (None, step))
         return next(due, None)
 
-    def at_step(self, step: int) -> None:
-        """Raise, die or sleep, if it is time."""
+    def at_step(self, step: int, *, trains: bool = True) -> None:
+        """Raise, die or sleep, if it is time; only who trains is slow at it."""
         if fault := self.find("delay", step):
             time.sleep(fault.seconds)
-        if fault := self.find("slow", step):
+        if trains and (fault := self.find("slow", step)):
             time.sleep(slow_seconds(fault, self._rank, step))
         if self.find("kill", step):
             kill_self()

@@ -9,6 +9,24 @@ from mpitrain.comm.grid import Axis
 from mpitrain.comm.waiting import Requests
 
 
+@dataclass(frozen=True)
+class Column(Axis):
+    """The ranks that hold the same part of a model: first the workers, then the servers, by which names it calls them.
+
+    Attributes
+    ----------
+    workers : int
+        How many train.
+    """
+
+    workers: int = 0
+
+    def label(self, rank: int) -> str:
+        """Name a rank for messages, by what it does and by its place in the world."""
+        role = f"worker {rank}" if rank < self.workers else f"server {rank - self.workers}"
+        return f"{role} (rank {self.members[rank]} of all)"
+
+
 @dataclass
 class Link:
     """One end of every conversation that a rank has on an axis.

@@ -176,6 +176,11 @@ class Service:
         """Name every memory of the pushes; a checkpoint keeps the current halves."""
         return {name: state for client in self._clients for name, state in client.states().items()}
 
+    def references(self) -> list[DoubleBuffer]:
+        """List what changes of the weights follow on, for every worker."""
+        changes = [change for client in self._clients for change in client.changes]
+        return [state for change in changes for state in change.memory.states().values()]
+
     # Waiting
 
     @property
@@ -234,7 +239,7 @@ class Service:
                 client.tell(self._answer(Kind.ALIVE, 0, 0))
             if not client.waits and now - client.heard > timeout_s:
                 raise PeerLostError(
-                    f"no message for {timeout_s:g} s from {self.link.axis.label(client.worker)}, a worker; it died, or "
+                    f"no message for {timeout_s:g} s from {self.link.axis.label(client.worker)}; it died, or "
                     "its link is down for longer than network.peer_timeout_s"
                 )
 

@@ -17,9 +17,6 @@ from mpitrain.server.messages import Answer, Kind, Push
 from mpitrain.server.setting import Piece, Setting, align, down_memory, slots_of
 from mpitrain.server.stream import Incoming, Outgoing, expected
 
-PATIENCE = 2.0
-"""A worker waits this much longer than its server, which knows better who is missing."""
-
 
 class _Server:
     """What a worker has to do with one server."""
@@ -278,14 +275,14 @@ class Worker:
         """Name the servers whose answer is missing."""
         missing = [server for server in self._servers if not server.answers]
         names = [self.link.axis.label(server.peer) for server in missing or self._servers]
-        return f"the server, {' and '.join(names)}, to answer"
+        return f"an answer of {' and '.join(names)}"
 
     def wait_for_answer(self) -> None:
         """Wait until an answer is complete; raises PeerLostError."""
         self._wait(_Answered(self))
 
     def _wait(self, what: "Requests | _Answered") -> None:
-        self.link.traffic.wait_s += wait(what, timeout_s=PATIENCE * self.link.transport.timeout_s)
+        self.link.traffic.wait_s += wait(what, timeout_s=self.link.transport.timeout_s)
 
     def not_finite(self) -> list[int]:
         """List the buckets whose gradients are not finite."""
@@ -298,6 +295,11 @@ class Worker:
             for index, stream in sorted(self._senders.items())
             for name, buffer in stream.memory.states().items()
         }
+
+    def references(self) -> list[DoubleBuffer]:
+        """List what changes of the weights follow on; no checkpoint needs it, for a round begins with the weights."""
+        changes = [change for server in self._servers for change in server.changes]
+        return [state for change in changes for state in change.memory.states().values()]
 
     def close(self) -> None:
         """Withdraw the receives; nothing may be under way."""

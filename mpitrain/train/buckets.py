@@ -5,6 +5,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
+import numpy as np
 import numpy.typing as npt
 
 from mpitrain.codecs.base import Codec
@@ -17,6 +18,7 @@ from mpitrain.config.validate import STOCHASTIC
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.reduce import count_not_finite
 from mpitrain.params import ALIGN, Layout, Params, ParamSpec, Segment
+from mpitrain.server.setting import Piece
 
 BUCKETS_A_MODEL = 6
 FLOAT32_BYTES = 4
@@ -93,6 +95,16 @@ def stream_of(spec: ParamSpec, config: ExchangeConfig, dtype: npt.DTypeLike) -> 
     name = codec_of(spec, config)
     codec = make_codec(name, dtype, stochastic=name in STOCHASTIC and config.rounding == "stochastic")
     return codec, "none" if codec.wire_id == "raw" else str(config.memory)
+
+
+def pieces_of(
+    layout: Layout, exchange: ExchangeConfig, held: Collection[str], dtype: npt.DTypeLike = np.float32
+) -> list[Piece]:
+    """Cut what a column holds into pieces, the same on all its ranks."""
+    buckets = plan_buckets(layout, exchange.bucket_mb, held)
+    return [
+        Piece(index, segments, *stream_of(segments[0].spec, exchange, dtype)) for index, segments in enumerate(buckets)
+    ]
 
 
 class BucketSums:

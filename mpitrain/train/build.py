@@ -21,6 +21,7 @@ from mpitrain.data.sampler import Sampler, split_test
 from mpitrain.errors import DataError
 from mpitrain.nn.layer import EVALUATE, Chain
 from mpitrain.optim.clip import clip_by_norm
+from mpitrain.optim.compensation import Compensation
 from mpitrain.optim.optimizer import Optimizer, OptimizerState
 from mpitrain.optim.outer import OuterNesterov, merge
 from mpitrain.parallel.pipeline import Pipeline, PipelineSettings
@@ -34,7 +35,8 @@ from mpitrain.train.local import LocalExchange
 from mpitrain.train.loss import TaskLoss
 from mpitrain.train.model import Part, input_dtype, make_part, make_small_model
 from mpitrain.train.outer import GlobalWeights
-from mpitrain.train.serving import ServerExchange, WorkerExchange, owned_layout, setting_of
+from mpitrain.train.served import owned_layout, setting_of
+from mpitrain.train.serving import ServerExchange, WorkerExchange
 from mpitrain.train.weights import Weights, make_optimizer, make_weights
 
 
@@ -321,6 +323,8 @@ def _streams(config: Config) -> set[tuple[str, str, bool]]:
     memory = str(exchange.memory)
     names = {"fp16", exchange.codec, *(rule.codec for rule in exchange.rule)}
     streams = {(name, "none" if name == "raw" else memory, random and name == exchange.codec) for name in names}
+    if exchange.when == "server" and exchange.server_codec != "raw":
+        streams.add((exchange.server_codec, "delta", False))
     inside = {(parallel.codec, parallel.memory, False), (str(parallel.gradient_codec), "none", False)}
     return streams | inside | {(parallel.tensor_codec, "none", False), ("raw", "none", False)}
 
@@ -333,6 +337,12 @@ def _compile(config: Config, optimizer: Optimizer, dataset: Dataset) -> None:
     optimizer.step(params, params.zeros_like(), optimizer.init(params), 0.0)
     params.flat[:] = 1
     clip_by_norm(params, 1.0)
+    for decay in (None, 0.5):
+        compensation = Compensation(strength=1.0, decay=decay)
+        squares = compensation.init(params).get("mean_square")
+        compensation.correct(
+            params.flat, params.flat.copy(), params.flat.copy(), None if squares is None else squares.flat
+        )
     OuterNesterov(lr=1.0, momentum=0.0).step(params.flat, params.flat.copy(), params.flat.copy())
     merge(params.flat, params.flat.copy(), 0.5)
     model = make_small_model(config, dataset)

@@ -116,6 +116,10 @@ class Exchange(ABC):
     def state(self) -> dict[str, DoubleBuffer]:
         """Name every memory of this rank."""
 
+    def references(self) -> list[DoubleBuffer]:
+        """List what else this rank remembers, but no checkpoint needs."""
+        return []
+
     def tensors(self) -> dict[str, Params]:
         """Name what a checkpoint keeps beside the parameters, the same for all that hold a tensor."""
         return {f"optimizer/{name}": buffer for name, buffer in self.weights.state.buffers.items()}
@@ -150,7 +154,8 @@ class Exchange(ABC):
 
     def array_bytes(self) -> dict[str, int]:
         """Account for the arrays that the exchange and the optimizer keep, in bytes."""
-        memories = [half for state in self.state().values() for half in (state.current, state.next)]
+        states = [*self.state().values(), *self.references()]
+        memories = [half for state in states for half in (state.current, state.next)]
         return {
             "optimizer_bytes": sum(buffer.flat.nbytes for buffer in self.weights.state.buffers.values()),
             "memories_bytes": sum(half.nbytes for half in memories),

@@ -1,6 +1,6 @@
 """Every way to divide ranks into data, pipeline and tensor axes, and what a step of each costs; without MPI."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -9,7 +9,7 @@ from msgspec import structs
 
 from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.collectives.predicted import Sent, latencies
-from mpitrain.config.schema import Config
+from mpitrain.config.schema import Config, ExchangeConfig
 from mpitrain.config.validate import check_consistency, refusal
 from mpitrain.data.dataset import Dataset
 from mpitrain.data.sampler import Sampler
@@ -26,16 +26,20 @@ from mpitrain.parallel.prediction import (
     tied_sent,
 )
 from mpitrain.parallel.units import Unit
-from mpitrain.params import Layout, Params
+from mpitrain.params import Layout, Params, ParamSpec
 from mpitrain.partition import GridShape
 from mpitrain.train.buckets import group_of
 from mpitrain.train.division import Divider
 from mpitrain.train.model import input_dtype, make_model
 from mpitrain.train.outer import OUTER_BUFFERS, deal_buckets
 from mpitrain.train.predicted import predict_exchange, predict_memories
+from mpitrain.train.predicted_servers import predict_orders, predict_served
 from mpitrain.train.weights import make_optimizer
 
 FLOAT32 = np.dtype(np.float32)
+
+Held = tuple[Sequence[ParamSpec], Mapping[str, str]]
+"""Tensors of a rank, and labels of those that other ranks of its replica hold, too."""
 
 
 @dataclass(frozen=True)
@@ -135,12 +139,11 @@ class Costs:
         shares, seen = self._shares(shape)
         replica = self.divider.replica(shape)
         axes = {
-            "data": self._data(replica, len(shares)),
+            "data": self._data(replica, shape, len(shares)),
             "pipeline": self._pipeline(replica, shares),
             "tensor": self._tensor(replica, shares),
         }
-        exchange = latencies(self.config.exchange.collective, len(shares)) / self._steps_a_round
-        in_a_row = messages_in_a_row(replica, max(shares)) + exchange
+        in_a_row = messages_in_a_row(replica, max(shares)) + self._exchange_in_a_row(shape, len(shares))
         memory = max(self._memories(replica, shares, seen), key=lambda parts: sum(parts.values()))
         return LayoutCost(shape=shape, cuts=list(replica.cuts), axes=axes, in_a_row=in_a_row, memory=memory)
 
@@ -149,6 +152,17 @@ class Costs:
         """Steps from one exchange of the replicas to the next."""
         exchange = self.config.exchange
         return exchange.h if exchange.when == "local" else 1
+
+    def _exchange_in_a_row(self, shape: GridShape, replicas: int) -> float:
+        if self._serves:
+            several = shape.servers * shape.pp * shape.tp > 1
+            return 2 + several  # push and answer; between them the first server tells the others what to do
+        return latencies(self.config.exchange.collective, replicas) / self._steps_a_round
+
+    @property
+    def _serves(self) -> bool:
+        """Whether servers hold the weights, so that they are no replicas of the model."""
+        return self.config.exchange.when == "server"
 
     def _shares(self, shape: GridShape) -> tuple[list[int], list[int]]:
         """Count what every replica has of the first step's samples, and of all of them; one that serves has none."""
@@ -162,11 +176,11 @@ class Costs:
                 placement=data.placement,
                 seed=train.seed,
             )
-            for rank in range(shape.dp + shape.servers)
+            for rank in range(shape.dp + (0 if self._serves else shape.servers))
         ]
         return [len(sampler.indices(0)) for sampler in samplers], [len(sampler.owned) for sampler in samplers]
 
-    def _data(self, replica: Replica, replicas: int) -> AxisCost:
+    def _data(self, replica: Replica, shape: GridShape, replicas: int) -> AxisCost:
         exchange = self.config.exchange
         places = [(stage, rank) for stage in range(replica.stages) for rank in range(replica.tp)]
         parts = [(replica.specs(*place), replica.holders(*place)) for place in places]
@@ -175,9 +189,11 @@ class Costs:
                 deal_buckets(Layout(specs, group_of(exchange, held)), exchange, held)  # refuses too many fragments
 
         def sent(codec: str) -> Sent | None:
-            if refusal(exchange.collective, codec, "none"):
+            if not self._serves and refusal(exchange.collective, codec, "none"):
                 return None
             chosen = structs.replace(exchange, codec=codec)
+            if self._serves:
+                return _served(parts, chosen, shape)
             once = _total([predict_exchange(specs, chosen, replicas, held) for specs, held in parts])
             return _average(once, self._steps_a_round)
 
@@ -204,23 +220,43 @@ class Costs:
 
     def _memories(self, replica: Replica, shares: Sequence[int], seen: Sequence[int]) -> Iterator[dict[str, int]]:
         """Yield what every rank keeps; of replicas with equal shares, one."""
-        parallel, exchange = self.config.parallel, self.config.exchange
-        budget = int(parallel.reference_mb * 1e6)
-        for stage in range(replica.stages):
-            for rank in range(replica.tp):
-                specs = replica.specs(stage, rank)
-                parameters = Layout(specs, group_of(exchange, replica.holders(stage, rank))).size * FLOAT32.itemsize
-                remembered = predict_memories(specs, exchange, len(shares), replica.holders(stage, rank))
-                for samples, of_all, codecs in sorted({*zip(shares, seen, remembered, strict=True)}):
-                    references = reference_bytes(replica, samples, of_all, budget, stage, rank)
-                    yield {
-                        "parameters": parameters,
-                        "gradients": parameters,
-                        "optimizer": parameters * self._moments(),
-                        "memories": codecs + (references if parallel.memory == "delta" else 0),
-                        "activations": activation_bytes(replica, samples, stage, rank),
-                        **({"outer": OUTER_BUFFERS * parameters} if exchange.when == "local" else {}),
-                    }
+        if self._serves:
+            yield from self._memories_served(replica, shares, seen)
+            return
+        exchange = self.config.exchange
+        outer = OUTER_BUFFERS if exchange.when == "local" else 0
+        for stage, rank in [(stage, rank) for stage in range(replica.stages) for rank in range(replica.tp)]:
+            specs, held = replica.specs(stage, rank), replica.holders(stage, rank)
+            size = Layout(specs, group_of(exchange, held)).size
+            remembered = predict_memories(specs, exchange, len(shares), held)
+            for samples, of_all, codecs in sorted({*zip(shares, seen, remembered, strict=True)}):
+                memories = codecs + self._references(replica, samples, of_all, stage, rank)
+                kept = _kept(size, self._moments(), memories, activation_bytes(replica, samples, stage, rank))
+                yield kept | ({"outer": outer * size * FLOAT32.itemsize} if outer else {})
+
+    def _references(self, replica: Replica, samples: int, of_all: int, stage: int, rank: int) -> int:
+        """Count the bytes of past activations that a rank keeps."""
+        parallel = self.config.parallel
+        if parallel.memory != "delta":
+            return 0
+        return reference_bytes(replica, samples, of_all, int(parallel.reference_mb * 1e6), stage, rank)
+
+    def _memories_served(
+        self, replica: Replica, shares: Sequence[int], seen: Sequence[int]
+    ) -> Iterator[dict[str, int]]:
+        """Yield what workers and servers keep: only these have the optimizer."""
+        exchange = self.config.exchange
+        squares = exchange.mode == "async" and exchange.delay_compensation == "adaptive"
+        for stage, rank in [(stage, rank) for stage in range(replica.stages) for rank in range(replica.tp)]:
+            specs, held = replica.specs(stage, rank), replica.holders(stage, rank)
+            served = predict_served(specs, exchange, len(shares), held)
+            size = Layout(specs, group_of(exchange, held)).size
+            for samples, of_all in sorted({*zip(shares, seen, strict=True)}):
+                memories = served.worker_elements * FLOAT32.itemsize
+                memories += self._references(replica, samples, of_all, stage, rank)
+                yield _kept(size, 0, memories, activation_bytes(replica, samples, stage, rank))
+            for owned, elements in zip(served.held, served.server_elements, strict=True):
+                yield _kept(owned, self._moments() + squares, elements * FLOAT32.itemsize, 0)
 
     def _moments(self) -> int:
         """Count the buffers of the optimizer."""
@@ -259,6 +295,25 @@ def compare(costs: Costs, ranks: int) -> tuple[list[LayoutCost], dict[str, list[
         except (ConfigError, DataError) as error:
             refused.setdefault(str(error), []).append(shape)
     return sorted(possible, key=lambda cost: (cost.configured.nbytes, cost.in_a_row)), refused
+
+
+def _kept(elements: int, moments: int, memories: int, activations: int) -> dict[str, int]:
+    parameters = elements * FLOAT32.itemsize
+    return {
+        "parameters": parameters,
+        "gradients": parameters,
+        "optimizer": parameters * moments,
+        "memories": memories,
+        "activations": activations,
+    }
+
+
+def _served(parts: Sequence[Held], exchange: ExchangeConfig, shape: GridShape) -> Sent:
+    """Add up what workers and servers of all columns send in a step."""
+    columns = [predict_served(specs, exchange, shape.dp, held) for specs, held in parts]
+    pushes = sum((column.push * shape.dp for column in columns), Sent())
+    replies = sum((reply for column in columns for reply in column.replies), Sent())
+    return pushes + replies + predict_orders(exchange, shape.dp, shape.servers * len(parts) - 1)
 
 
 def _average(sent: Sent, steps: int) -> Sent:

@@ -22,7 +22,7 @@ class ServerLoop(Loop):
         self.begin_round()
         for clock in exchange.serve():
             self._position.step = clock
-            self._faults.at_step(clock)
+            self._faults.at_step(clock, trains=False)
             self._stop |= bool(self._wish.reason(clock))
             if self._stop:
                 exchange.service.stop()

@@ -13,7 +13,7 @@ from mpitrain.optim.optimizer import OptimizerState, Sgd
 from mpitrain.params import Layout, Params, ParamSpec
 from mpitrain.server.clocks import Rule
 from mpitrain.server.keeper import Keeper, Policy, layout_of
-from mpitrain.server.link import Link
+from mpitrain.server.link import Column, Link
 from mpitrain.server.service import Service
 from mpitrain.server.setting import Piece, Setting
 from mpitrain.server.worker import Worker
@@ -73,8 +73,8 @@ class Cluster:
         self, comm, rule, *, servers=1, pieces=None, down="raw", optimizer=None, policy=None, timeout_s=30.0, seed=0
     ):
         self.comm = comm
-        self.axis = Axis(comm, "column", tuple(range(comm.size)))
         self.workers = comm.size - servers
+        self.axis = Column(comm, "column", tuple(range(comm.size)), self.workers)
         self.serves = comm.rank >= self.workers
         self.pieces = pieces or pieces_of()
         self.setting = Setting(self.workers, self.pieces, rule, make_codec(down))

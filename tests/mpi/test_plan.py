@@ -30,6 +30,7 @@ from mpitrain.partition import GridShape
 from mpitrain.train.buckets import BucketSums, group_of
 from mpitrain.train.layouts import Costs
 from mpitrain.train.predicted import predict_exchange, predict_memories
+from mpitrain.train.predicted_servers import predict_orders, predict_served
 from mpitrain.train.run import train
 
 WORLD = MPI.COMM_WORLD.Get_size()
@@ -109,6 +110,57 @@ def test_local_steps_cost_what_is_predicted(world, folder, monkeypatch, exchange
     assert cost.configured == Sent(-(-together.nbytes // h), -(-together.messages // h))
     largest = max(counted, key=lambda one: one["array_bytes"])
     assert {name: largest[f"{key}_bytes"] for name, key in (KEPT | {"outer": "outer"}).items()} == cost.memory
+
+
+SERVED = [
+    {"mode": "sync"},
+    {"mode": "ssp", "staleness": 2, "codec": "int4", "memory": "delta", "server_codec": "raw"},
+    {"mode": "async", "window": 2, "codec": "fp16", "server_codec": "fp16", "bucket_mb": 0.005},
+    {"mode": "async", "codec": "raw", "memory": "none", "delay_compensation": "adaptive"},
+]
+GRIDS = [
+    shape
+    for shape in itertools.starmap(GridShape, itertools.product(*[range(1, WORLD)] * 4))
+    if shape.size == WORLD and shape.tp <= 2 and (shape.servers == 1 or shape.pp * shape.tp == 1)
+]
+
+
+def test_servers_cost_what_is_predicted(world, folder, monkeypatch):
+    """Pushes and answers of all ranks in two rounds, whatever the order in which they came."""
+    monkeypatch.setattr(CheckpointStore, "save", lambda store, snapshot: None)
+    steps, rounds = 6, 2
+    cases = [*itertools.product(GRIDS[:1], SERVED), *zip(GRIDS[1:], itertools.cycle(SERVED))]
+    for shape, exchange in cases:
+        axes = {"dp": shape.dp, "pp": shape.pp, "tp": shape.tp}
+        tree = BASE | {
+            "model": MODELS["transformer"][0] | {"dropout": 0.1},
+            "data": BASE["data"] | {"placement": "shuffled"},
+            "train": BASE["train"] | {"steps": steps, "eval_every": steps // rounds},
+            "parallel": axes,
+            "exchange": exchange | {"when": "server", "servers": shape.servers},
+            "run": {"folder": str(folder / "run")},
+        }
+        resolved = resolve(tree, "test", [])
+        config = resolved.config
+        counted = train(resolved, world, overwrite=True)["per_rank"]
+        costs = Costs(config, open_dataset(config.data, "classify", config.train.seed))
+        cost, case = costs.of(shape), (shape, exchange)
+        sent = sum((Sent(one["sent_bytes"], one["messages"]) for one in counted), Sent())
+        assert sent == cost.configured * steps + at_round_ends(costs, shape) * rounds, case
+        largest = max(counted, key=lambda one: one["array_bytes"])
+        assert {name: largest[f"{key}_bytes"] for name, key in KEPT.items()} == cost.memory, case
+
+
+def at_round_ends(costs, shape):
+    """What all ranks send more in the last step of a round than in the others: weights, and no changes of them."""
+    replica, exchange = costs.divider.replica(shape), costs.config.exchange
+    more = Sent()
+    for place in itertools.product(range(shape.pp), range(shape.tp)):
+        served = predict_served(replica.specs(*place), exchange, shape.dp, replica.holders(*place))
+        more += sum(served.refreshes, Sent()) + sum(served.replies, Sent()) * -1
+    others = shape.servers * shape.pp * shape.tp - 1
+    orders = [predict_orders(exchange, shape.dp, others, last=last) for last in (True, False)]
+    return more + orders[0] + orders[1] * -1
 
 
 def test_an_exchange_remembers_what_is_predicted(axis):

@@ -121,6 +121,35 @@ def test_sums_through_servers(config, capsys):
     assert "but 4 ranks run" in refused[0, 1, 2]
 
 
+def test_weights_on_servers(config, capsys):
+    """A worker pushes its gradient and eight numbers, and gets the weights and nine; only servers have momentum."""
+    served = ("exchange.when=server", "exchange.server_codec=raw")
+    _, layouts, refused = planned(config, 3, *served)
+    layout, vector = layouts[2, 1, 1], 16 + 4 * 294
+    assert set(layouts) == {(2, 1, 1)}
+    assert set(refused) == {(0, 1, 3), (0, 3, 1)}
+    assert layout["data_bytes"] == layout["data_raw_bytes"] == 2 * (vector + 16 + 8 * 8) + 2 * (vector + 16 + 9 * 8)
+    assert layout["data_messages"] == 2 * 2 + 2 * 2
+    assert layout["messages_in_a_row"] == 2
+    # The largest rank: a worker with its activations, or the server with its momentum.
+    assert layout["memory_optimizer_bytes"] == 4 * 294
+    assert layout["memory_activations_bytes"] == layout["memory_memories_bytes"] == 0
+    assert "in a step (and what servers answer; after the last step of a round, the weights raw)" in (
+        capsys.readouterr().out
+    )
+    # Changes of the weights follow on what each worker has: two halves for each, on both ends.
+    delta = planned(config, 3, "exchange.when=server", "exchange.server_codec=fp16")[1][2, 1, 1]
+    assert delta["memory_memories_bytes"] == 2 * 2 * 4 * 294
+    assert delta["data_bytes"] == layout["data_bytes"] - 2 * (2 * 294 - 2)
+    # One bucket has one server; the other gets numbers alone, and is told what to do: 4 + 2·2 and twice 4 numbers.
+    several = planned(config, 4, *served, "exchange.servers=2")[1][2, 1, 1]
+    orders = 16 + 8 * 8 + 2 * (16 + 4 * 8)
+    assert several["data_bytes"] == layout["data_bytes"] + 2 * (16 + 8 * 8) + 2 * (16 + 9 * 8) + orders
+    assert several["messages_in_a_row"] == 3
+    every = planned(config, 4, *served, "exchange.servers=2", "exchange.mode=async")[1][2, 1, 1]
+    assert every["data_bytes"] == several["data_bytes"] - orders + 2 * (16 + 6 * 8 + 16 + 4 * 8)
+
+
 def test_local_steps_are_spread_over_the_round(config, capsys):
     """What replicas exchange after h steps, divided by h and rounded up; global weights are remembered."""
     every, local = (planned(config, 2, f"exchange.when={when}")[1] for when in ("sync", "local"))
