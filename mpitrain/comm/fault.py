@@ -9,7 +9,8 @@ raise           an exception with ``message``
 kill            the process ends by SIGKILL
 stop            the loop stops as it does at a wall-time limit: checkpoint, exit 75
 delay           the step takes ``seconds`` longer
-slow            the step takes ``seconds`` longer, and with ``probability`` ``factor`` times that (`slow_seconds`)
+slow            the step takes ``seconds`` longer, and with ``probability`` ``factor`` times that (`slow_seconds`), on
+                ranks that train
 drop            a worker throws away the server's answer to its gradient of the step
 nan, inf        one element of the gradient of ``tensor`` (the first where left out) becomes NaN or infinite
 const           the whole gradient becomes ``value``

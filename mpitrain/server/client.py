@@ -50,7 +50,7 @@ class Client:
             self.pushes.append(Incoming(link, worker, Tag.PUSH.of_bucket(piece.index), receiver, slots))
             down = down_memory(setting.down, piece.size)
             self.changes.append(Outgoing(link, worker, Tag.REPLY.of_bucket(piece.index), down, slots))
-        self._backups: dict[int, Floats] = {}
+        self._backups: dict[int, list[Floats]] = {}
         self._newest = 0
         self._progress = 0
 
@@ -114,7 +114,7 @@ class Client:
         self.consumed = clock
         self._prune()
 
-    def _backup(self, version: int) -> Floats | None:
+    def _backup(self, version: int) -> list[Floats] | None:
         """Return the weights of the worker at a version, and forget older ones."""
         self._backups = {known: weights for known, weights in self._backups.items() if known >= version}
         return self._backups.get(version)
@@ -144,11 +144,17 @@ class Client:
         """Keep what the worker has decoded, for the correction of its next gradients."""
         if self._keeper.policy.compensation is None:
             return
-        backup = self._keeper.params.flat.copy()
-        for (start, stop), change in zip(self._keeper.ranges, self.changes, strict=True):
-            for state in change.memory.states().values():
-                backup[start:stop] = state.current
-        self._backups[version] = backup
+        held = [self._held(number) for number in range(len(self.changes))]
+        if self._slots == 1:  # the next gradient is computed on these weights, and corrected before they are replaced
+            self._backups.clear()
+            self._backups[version] = held
+        else:
+            self._backups[version] = [weights.copy() for weights in held]
+
+    def _held(self, number: int) -> Floats:
+        """Return the weights of a piece as the worker has them, a view or, where nobody remembers them, a copy."""
+        states = list(self.changes[number].memory.states().values())
+        return states[0].current if states else self._keeper.weights(number).copy()
 
     def hold_weights(self, version: int) -> None:
         """Go on from the weights themselves."""

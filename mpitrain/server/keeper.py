@@ -94,7 +94,7 @@ class Keeper:
         """Begin a sum of pushes."""
         self._grads.flat[:] = 0
 
-    def take(self, pushes: Sequence[Incoming], factor: float, backup: Floats | None) -> None:
+    def take(self, pushes: Sequence[Incoming], factor: float, backups: Sequence[Floats] | None) -> None:
         """Add the oldest push of a worker to the sum.
 
         Parameters
@@ -103,27 +103,27 @@ class Keeper:
             One for every piece.
         factor : float
             By which it counts.
-        backup : array or None
-            The weights that it was computed on, flat like those of here, to correct it by.
+        backups : list of arrays or None
+            The weights that it was computed on, of every piece, to correct it by.
         """
-        for (start, stop), push in zip(self.ranges, pushes, strict=True):
+        for number, ((start, stop), push) in enumerate(zip(self.ranges, pushes, strict=True)):
             total = self._grads.flat[start:stop]
-            if factor == 1 and backup is None:
+            if factor == 1 and backups is None:
                 push.take(total, add=True)
                 continue
             part = self._scratch[: stop - start]
             push.take(part)
             part *= part.dtype.type(factor)
-            if backup is not None:
-                self._correct(part, start, stop, backup)
+            if backups is not None:
+                self._correct(part, number, backups[number])
             add(part, total)
 
-    def _correct(self, part: Floats, start: int, stop: int, backup: Floats) -> None:
-        compensation = self.policy.compensation
+    def _correct(self, part: Floats, number: int, backup: Floats) -> None:
+        compensation, (start, stop) = self.policy.compensation, self.ranges[number]
         if compensation is not None:
             squares = self.state.buffers.get("mean_square")
             mean_square = None if squares is None else squares.flat[start:stop]
-            compensation.correct(part, self.params.flat[start:stop], backup[start:stop], mean_square)
+            compensation.correct(part, self.params.flat[start:stop], backup, mean_square)
 
     def forget(self, pushes: Sequence[Incoming]) -> None:
         """Decode the oldest push of a worker for nothing: its memory goes on."""

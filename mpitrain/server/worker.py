@@ -1,5 +1,6 @@
 """A worker's end: gradients go to the servers that own their buckets, changes of the weights come back."""
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 
@@ -284,7 +285,9 @@ class Worker:
         self._wait(_Answered(self))
 
     def _wait(self, what: "Requests | _Answered") -> None:
-        self.link.traffic.wait_s += wait(what, timeout_s=self.link.transport.timeout_s)
+        begin = time.perf_counter()
+        wait(what, timeout_s=self.link.transport.timeout_s)
+        self.link.waited(begin)
 
     def not_finite(self) -> list[int]:
         """List the buckets whose gradients are not finite."""

@@ -24,7 +24,7 @@ class ServerLoop(Loop):
             self._position.step = clock
             self._faults.at_step(clock, trains=False)
             self._stop |= bool(self._wish.reason(clock))
-            if self._stop:
+            if self._stop or exchange.service.unsound:
                 exchange.service.stop()
         self._count_rejected(exchange)
         self._sums = [Sums()] * (exchange.last - first + 1)

@@ -1,5 +1,6 @@
 """Training through servers: the exchange of a worker, and that of a server."""
 
+import time
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -114,7 +115,9 @@ class WorkerExchange(Served):
     def _numbers(self, mine: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
         link = self.link
         numbers = NumberGather(self._grid.replica, mine, timeout_s=link.transport.timeout_s)
-        link.traffic.wait_s += wait(numbers.requests, timeout_s=link.transport.timeout_s)
+        begin = time.perf_counter()
+        wait(numbers.requests, timeout_s=link.transport.timeout_s)
+        link.waited(begin)
         return numbers.table
 
     def _waits(self) -> list[float]:

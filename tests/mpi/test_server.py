@@ -245,44 +245,45 @@ def test_a_wish_ends_the_round_for_all(comm, mode):
     cluster.close()
 
 
-@pytest.mark.parametrize("strength", [None, 30.0], ids=["plain", "compensated"])
-@pytest.mark.parametrize("decay", [None, 0.9], ids=["fixed", "adaptive"])
+@pytest.mark.parametrize("compensation", [None, *(Compensation(strength=30.0, decay=m) for m in (None, 0.9))])
+@pytest.mark.parametrize("down", ["raw", "int8"])
 @pytest.mark.parametrize("mode", ["async", "window"])
-def test_late_gradients_are_corrected_by_what_their_worker_had(comm, mode, decay, strength):
+def test_late_gradients_are_corrected_by_what_their_worker_had(comm, mode, down, compensation):
     """The order of the updates is only known afterwards; replayed in one process, it gives the same bits."""
     if not on(comm, 1):
         return
-    compensation = strength and Compensation(strength=strength, decay=decay)
     policy = Policy(rate=lambda version, staleness: 0.1 / (1 + staleness), compensation=compensation)
-    cluster = Cluster(comm, RULES[mode], policy=policy, optimizer=Sgd(momentum=0.9))
+    cluster = Cluster(comm, RULES[mode], policy=policy, optimizer=Sgd(momentum=0.9), down=down)
     seen = cluster.run(12)
     if cluster.serves:
         assert len(seen.service.record.updates) == 12 * cluster.workers
-        weights = replay(seen.service.record.updates, cluster.pieces, compensation)
+        weights = replay(seen.service.record.updates, cluster.setting, compensation)
         assert weights.tobytes() == seen.params.flat.tobytes()
     cluster.close()
 
 
-def replay(updates, pieces, compensation):
+def replay(updates, setting, compensation):
     """Make the updates of a record again, with the gradients that workers made up; returns the weights."""
-    params = Params(layout_of(pieces))
+    params = Params(layout_of(setting.pieces))
     params.initialize(3)
     grads, optimizer = params.zeros_like(), Sgd(momentum=0.9)
     state = optimizer.init(params)
     squares = compensation and compensation.init(params).get("mean_square")
-    versions = [params.flat.copy()]
+    parts = [slice(*params.layout.groups[f"bucket {piece.index}"]) for piece in setting.pieces]
+    twin = ServerTwin(setting.pieces, setting.down, [params.flat[part] for part in parts], setting.workers)
+    held = {(worker, 0): [weights.copy() for weights in twin.weights] for worker in range(setting.workers)}
     for update in updates:
         (taken,) = update.taken
-        for piece in pieces:
-            part = slice(*params.layout.groups[f"bucket {piece.index}"])
+        for piece, part in zip(setting.pieces, parts, strict=True):
             values = grads.flat[part]
             values[:] = gradient(taken.worker, taken.clock, piece.index, piece.size)
             values *= np.float32(taken.push.divisor)
             if compensation:
-                then = versions[int(taken.push.version)][part]
+                then = held[taken.worker, int(taken.push.version)][piece.index]
                 compensation.correct(values, params.flat[part], then, squares.flat[part] if squares else None)
         optimizer.step(params, grads, state, 0.1 / (1 + taken.staleness))
-        versions.append(params.flat.copy())
+        twin.weights = [params.flat[part] for part in parts]
+        held[taken.worker, update.version] = [weights.copy() for weights in twin.answer(taken.worker)]
     return params.flat
 
 

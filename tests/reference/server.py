@@ -52,16 +52,22 @@ class ServerTwin:
                 totals[index] += through(*self._up[index, worker], grad, key)
         return totals
 
+    def answer(self, worker):
+        """Send one worker what has changed of the weights; returns what it then holds."""
+        held = self.held[worker]
+        for index, weights in enumerate(self.weights):
+            held[index] = through(*self._down[index, worker], weights)
+        return held
+
     def publish(self, *, refresh=False):
         """Send the weights to all workers: what has changed, or (``refresh``) the weights themselves."""
         for worker, held in enumerate(self.held):
+            if not refresh:
+                self.answer(worker)
+                continue
             for index, weights in enumerate(self.weights):
-                sender, receiver = self._down[index, worker]
-                if refresh:
-                    held[index] = weights.copy()
-                    for end in (sender, receiver):
-                        for state in end.states().values():
-                            state.current[:] = weights
-                else:
-                    held[index] = through(sender, receiver, weights)
+                held[index] = weights.copy()
+                for end in self._down[index, worker]:
+                    for state in end.states().values():
+                        state.current[:] = weights
         return self.held
