@@ -52,7 +52,7 @@ def test_the_others_go_on_without_a_worker_that_dies(tmp_path, mode, worker):
     options = (*SERVER, "--set", f"exchange.mode={mode}")
     stopped = train(4, config, *options, fault=f"kill:rank={worker},step=6", survive=True)
     assert stopped.returncode == ExitCode.STOPPED, stopped.stderr
-    told = f"mpitrain: stopped after step 8 by the death of worker {worker}, with a checkpoint; go on with --resume auto"
+    told = f"mpitrain: stopped after step 8 by the death of worker {worker}, with a checkpoint; go on with --resume"
     assert stopped.stderr.count(told) == 1
     assert [row["step"] for row in rows(run)] == list(range(1, 9))
     assert not (run / "summary.json").exists()
