@@ -242,8 +242,9 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     """Optimizer steps of a replica between two exchanges (when = "local")."""
     outer_lr: Positive = 0.7
     """Share of the mean change that the common weights take over."""
-    outer_momentum: Fraction = 0.9
-    """Decay of the running sum of mean changes, with Nesterov's look ahead; 0: none."""
+    outer_momentum: Fraction = 0.5
+    """Decay of the running sum of mean changes, with Nesterov's look ahead; 0: none. 0.9, as is common in long
+    trainings, needs many dozens of rounds."""
     fragments: Count = 1
     """Parts of the model that leave one after the other, at even distances within the ``h`` steps (Streaming DiLoCo,
     Douillard 2025): the same bytes, a lower peak."""

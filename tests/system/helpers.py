@@ -57,11 +57,12 @@ def environment_without(folder, *packages):
     return environment(PYTHONPATH=f"{folder / 'stub'}{os.pathsep}{ROOT}")
 
 
-def mpirun(ranks):
-    """Return the launcher's part of a command, for root and for others."""
+def mpirun(ranks, *, survive=False):
+    """Return the launcher's part of a command, for root and for others; ``survive``: deaths are told (ULFM)."""
     beside = Path(sys.executable).parent / "mpirun"
     program = str(beside) if beside.exists() else shutil.which("mpirun")
     command = [program, "--oversubscribe", "--bind-to", "none", "-n", str(ranks)]
+    command += ["--with-ft", "ulfm"] * survive
     for name, value in {"pml": "ob1", "btl": "self,sm,tcp", "mpi_yield_when_idle": "1"}.items():
         command += ["--mca", name, value]
     return command + ["--allow-run-as-root"] * (os.geteuid() == 0)
@@ -82,9 +83,9 @@ def execute(command, *, cwd, env=None, **options):
     )
 
 
-def train(ranks, config, *options, fault=None, env=None):
+def train(ranks, config, *options, fault=None, env=None, survive=False):
     """Train on some ranks; 0: a plain process without a launcher."""
-    launcher = mpirun(ranks) if ranks else []
+    launcher = mpirun(ranks, survive=survive) if ranks else []
     command = [*launcher, sys.executable, "-m", "mpitrain", "train", config, *options]
     variables = (env or {}) | ({"MPITRAIN_FAULT": fault} if fault else {})
     return execute(command, cwd=config.parent, env=environment(**variables))

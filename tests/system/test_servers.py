@@ -43,3 +43,28 @@ def test_a_busy_server_is_waited_for(tmp_path):
     result = train(3, config, *options, fault="delay:rank=2,step=2,seconds=3")
     assert result.returncode == 0, result.stderr
     assert summary(run)["replicas_identical"] is True
+
+
+@pytest.mark.parametrize(("mode", "worker"), [("sync", 1), ("ssp", 0), ("async", 1)])
+def test_the_others_go_on_without_a_worker_that_dies(tmp_path, mode, worker):
+    """P01, under ULFM: the round is finished and saved, and fewer ranks go on from there."""
+    config, run = write_config(tmp_path, steps=8)
+    options = (*SERVER, "--set", f"exchange.mode={mode}")
+    stopped = train(4, config, *options, fault=f"kill:rank={worker},step=6", survive=True)
+    assert stopped.returncode == ExitCode.STOPPED, stopped.stderr
+    told = f"mpitrain: stopped after step 8 by the death of worker {worker}, with a checkpoint; go on with --resume"
+    assert stopped.stderr.count(told) == 1
+    assert [row["step"] for row in rows(run)] == list(range(1, 9))
+    assert not (run / "summary.json").exists()
+    resumed = train(3, config, *options, "--set", "train.steps=10", "--resume", "auto")
+    assert resumed.returncode == 0, resumed.stderr
+    assert [row["step"] for row in rows(run)] == list(range(1, 11))
+    assert summary(run)["replicas_identical"] is True
+
+
+def test_a_dead_server_is_named_by_the_workers(tmp_path):
+    config, _ = write_config(tmp_path, steps=8)
+    result = train(3, config, *SERVER, fault="kill:rank=2,step=3", survive=True)
+    assert result.returncode == ExitCode.MPI, result.stderr
+    assert "server 0 (rank 2 of all): the peer has died" in result.stderr
+    assert gone(str(config), 15)
