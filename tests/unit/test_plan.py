@@ -122,13 +122,13 @@ def test_sums_through_servers(config, capsys):
 
 
 def test_weights_on_servers(config, capsys):
-    """A worker pushes its gradient and eight numbers, and gets the weights and nine; only servers have momentum."""
+    """A worker pushes its gradient and eight numbers, and gets the weights and ten; only servers have momentum."""
     served = ("exchange.when=server", "exchange.server_codec=raw")
     _, layouts, refused = planned(config, 3, *served)
     layout, vector = layouts[2, 1, 1], 16 + 4 * 294
     assert set(layouts) == {(2, 1, 1)}
     assert set(refused) == {(0, 1, 3), (0, 3, 1)}
-    assert layout["data_bytes"] == layout["data_raw_bytes"] == 2 * (vector + 16 + 8 * 8) + 2 * (vector + 16 + 9 * 8)
+    assert layout["data_bytes"] == layout["data_raw_bytes"] == 2 * (vector + 16 + 8 * 8) + 2 * (vector + 16 + 10 * 8)
     assert layout["data_messages"] == 2 * 2 + 2 * 2
     assert layout["messages_in_a_row"] == 2
     # The largest rank: a worker with its activations, or the server with its momentum.
