@@ -166,20 +166,23 @@ def summarize(parts: Parts, result: Score, *, steps: int, per_rank: list[dict[st
     inside_bytes = sum(int(str(totals["replica_bytes"])) for totals in per_rank)
     gradient_bytes = sent_bytes - inside_bytes
     baseline = round(sum(float(str(totals["fp32_ring_bytes"])) for totals in per_rank))
+    collective = None if exchange.when == "server" else exchange.collective
     return {
         "metric": {"name": f"test_{result.name}", "value": result.metric},
         "loss": result.loss,
         "steps": steps,
         "ranks": parts.grid.world.size,
         "grid": _grid(parts),
-        "collective": exchange.collective,
+        "when": exchange.when,
+        "mode": exchange.mode if exchange.when == "server" else None,
+        "collective": collective,
         "codec": exchange.codec,
         "memory": exchange.memory,
         "sent_bytes_total": sent_bytes,
         "replica_bytes_total": inside_bytes,
         "fp32_ring_bytes_total": baseline,
         # What MPI's own sum sends is its affair: a ratio would compare unlike things.
-        "ratio": baseline / gradient_bytes if baseline and gradient_bytes and exchange.collective != "native" else None,
+        "ratio": baseline / gradient_bytes if baseline and gradient_bytes and collective != "native" else None,
         "num_parameters": parts.num_parameters,
         "per_rank": per_rank,
         "versions": {
