@@ -144,7 +144,7 @@ def test_weights_on_servers(config, capsys):
     # One bucket has one server; the other gets numbers alone, and is told what to do: 4 + 2·2 and twice 4 numbers.
     several = planned(config, 4, *served, "exchange.servers=2")[1][2, 1, 1]
     orders = 16 + 8 * 8 + 2 * (16 + 4 * 8)
-    assert several["data_bytes"] == layout["data_bytes"] + 2 * (16 + 8 * 8) + 2 * (16 + 9 * 8) + orders
+    assert several["data_bytes"] == layout["data_bytes"] + 2 * (16 + 8 * 8) + 2 * (16 + 10 * 8) + orders
     assert several["messages_in_a_row"] == 3
     every = planned(config, 4, *served, "exchange.servers=2", "exchange.mode=async")[1][2, 1, 1]
     assert every["data_bytes"] == several["data_bytes"] - orders + 2 * (16 + 6 * 8 + 16 + 4 * 8)
