@@ -24,7 +24,8 @@ class Policy:
     Attributes
     ----------
     rate : callable
-        The learning rate of an update, from its number (0 for the first of a run) and the staleness of its gradient.
+        The learning rate of an update, from the place of the update and the staleness of its gradient. Places are
+        updates that came before in the run where every gradient is one, and complete clocks where they are summed.
     clip_norm : float
         Bound of the norm of the whole model's gradient; 0: none.
     compensation : Compensation or None

@@ -298,7 +298,9 @@ class Service:
             yield numbers.requests
             begin = time.perf_counter()
             staleness = max(each.staleness for each in taken if each.counted)
-            lr = self.keeper.policy.rate(op.version - 1, staleness)
+            # Late gradients with an update of their own must not bring a schedule over clocks to its end too early.
+            position = op.version if self.setting.rule.mode == ASYNC else op.clock
+            lr = self.keeper.policy.rate(position - 1, staleness)
             norm = self.keeper.update(numbers.sum_in_order(), lr)
             self._busy_s += time.perf_counter() - begin
         self._lr, self._norm = lr, math.nan if norm is None else norm

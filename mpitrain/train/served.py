@@ -42,14 +42,14 @@ def owned_layout(setting: Setting, grid: ProcessGrid) -> Layout:
 
 
 def policy_of(config: Config, schedule: Schedule, shared: SharedTensors, workers: int) -> Policy:
-    """Read how gradients become updates. The count of updates on the server drives the schedule, nobody else's."""
+    """Read how gradients become updates. What the server has counted drives the schedule, and nobody else's count."""
     exchange = config.exchange
     is_async = exchange.mode == "async"
     steps = workers if is_async else 1
     divisor = {"none": 1.0, "sqrt": sqrt(steps), "linear": float(steps)}[config.optim.lr_scale]
 
-    def rate(version: int, staleness: float) -> float:
-        lr = schedule(version / steps) / divisor
+    def rate(place: int, staleness: float) -> float:
+        lr = schedule(place / steps) / divisor
         return lr / (1 + staleness) if is_async and exchange.staleness_lr == "inverse" else lr
 
     compensation = None

@@ -161,6 +161,23 @@ def test_the_servers_count_drives_the_rate(world, folder):
     assert sum(row["lr"] for row in rows) == pytest.approx(sum(rates) / workers)
 
 
+@pytest.mark.parametrize("late", ["apply", "drop"])
+def test_late_gradients_are_counted_and_do_not_wear_out_the_rate(world, folder, monkeypatch, late):
+    """P09: with a reserve of workers, one of them slow: every push is accounted for, and the last step has its rate."""
+    if world.size < 4:
+        return
+    monkeypatch.setenv("MPITRAIN_FAULT", "slow:rank=1,seconds=0.03")
+    steps = 12
+    train_ = {"train": MLP["train"] | {"steps": steps, "eval_every": 4}, "optim": {"schedule": "linear"}}
+    exchange = SERVER | {"aggregate": world.size - 2, "late": late}
+    summary, rows = run(world, folder / "run", MLP, exchange=exchange, **train_)
+    for worker in summary["workers"]:
+        assert worker["pushed"] == worker["applied"] + worker["dropped"] + worker["rejected"] == steps
+    dropped = sum(worker["dropped"] for worker in summary["workers"])
+    assert dropped > 0 if late == "drop" else dropped == 0
+    assert rows[-1]["lr"] == Schedule(kind="linear", lr=1e-3, total_steps=steps, warmup_steps=0)(steps - 1) > 0
+
+
 def test_a_lost_answer_and_a_gradient_that_is_not_finite(world, folder, monkeypatch):
     if world.size < 2:
         return
