@@ -132,7 +132,7 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     patience: Count | None = None
     """Evaluations in a row without a new lowest test loss after which the run ends."""
     diverge: NonNegative = 10.0
-    """Multiple of the median training loss of the first 20 steps at which that of the last 20 counts as diverged; 0:
+    """Multiple of the training loss at the start at which the median of the last 20 steps counts as diverged; 0:
     never."""
 
 
@@ -293,7 +293,8 @@ class NetworkConfig(Section, frozen=True, kw_only=True):
     """[network]: limits of the transport."""
 
     peer_timeout_s: Positive = 60.0
-    """Silence after which a peer counts as lost; longer than the longest outage to be tolerated."""
+    """Silence after which a peer counts as lost; longer than the longest outage to be tolerated, and than the step that
+    the slowest rank takes longer than the others: servers compute nothing, and wait for the whole of it."""
     max_message_mb: Annotated[float, Meta(ge=1e-3, le=2047)] = 4.0
     """Messages above this size (10^6 bytes) are sent in pieces. A piece is what a slow link must deliver within
     ``peer_timeout_s``."""

@@ -170,10 +170,11 @@ def check_consistency(config: Config) -> None:
 def _of_exchange(exchange: ExchangeConfig) -> Iterator[str]:
     # A raw codec has nothing to remember, but the tensors of a rule may have.
     memory = "none" if exchange.codec == "raw" and _is_lossy(exchange) else memory_of(exchange)
-    if reason := refusal(exchange.collective, exchange.codec, memory, exchange.rounding):
+    collective = "direct" if exchange.when == "server" else exchange.collective  # servers read no collective
+    if reason := refusal(collective, exchange.codec, memory, exchange.rounding):
         yield reason
     rules = [rule for rule in exchange.rule if rule.codec != "raw"]
-    if exchange.collective == "native" and rules:
+    if collective == "native" and rules:
         yield f'exchange.rule: collective "native" carries codec "raw" only, got "{rules[0].codec}"'
 
 

@@ -7,7 +7,6 @@ from mpitrain.arrays import Floats
 from mpitrain.codecs.memory import DoubleBuffer
 from mpitrain.comm.waiting import Requests, wait
 from mpitrain.errors import ProtocolError
-from mpitrain.kernels.reduce import count_not_finite
 from mpitrain.server.clocks import may_go
 from mpitrain.server.link import Link
 from mpitrain.server.messages import Answer, Kind, Push
@@ -185,10 +184,6 @@ class Worker:
         begin = time.perf_counter()
         wait(what, timeout_s=self.link.transport.timeout_s)
         self.link.waited(begin)
-
-    def not_finite(self) -> list[int]:
-        """List the buckets whose gradients are not finite."""
-        return [index for index, grads in enumerate(self._grads) if count_not_finite(grads)]
 
     def states(self) -> dict[str, DoubleBuffer]:
         """Name every memory of the pushes; a checkpoint keeps the current halves."""

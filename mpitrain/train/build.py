@@ -170,7 +170,7 @@ def build(
     specs = Chain(part.chunks).specs()
     shared = SharedTensors(grid, specs)
     layout = Layout(specs, group_of(config.exchange, shared.holders))
-    setting = setting_of(config, layout, shared, workers=grid.shape.dp, dtype=dtype) if grid.apart else None
+    setting = agree(grid.world, lambda: setting_of(config, layout, shared, grid, dtype)) if grid.apart else None
     params = Params(owned_layout(setting, grid) if setting and grid.serves else layout, dtype)
     grads = params.zeros_like()
     weights = make_weights(config, params, grads, shared, grid.replica)

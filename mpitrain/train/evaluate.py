@@ -6,7 +6,7 @@ from math import log, sqrt
 import numpy as np
 
 from mpitrain.arrays import Floats
-from mpitrain.comm.agreement import NumberGather
+from mpitrain.comm.agreement import START_TIMEOUT_S, NumberGather
 from mpitrain.config.schema import Task
 from mpitrain.data.dataset import Samples
 from mpitrain.nn.loss import LossResult
@@ -50,7 +50,9 @@ def evaluate(parts: Parts) -> Score:
         sums += _forward(parts, parts.dataset.test(parts.test_part[start : start + chunk]))
     parts.traffic_inside()  # what an evaluation sends is not part of any step
     counted = sums if parts.grid.tensor.rank == 0 else np.zeros(3)
-    everywhere = NumberGather(parts.grid.world, counted, timeout_s=parts.config.network.peer_timeout_s)
+    # Who serves has nothing to score, and waits for the others from the beginning.
+    patience_s = max(parts.config.network.peer_timeout_s, START_TIMEOUT_S)
+    everywhere = NumberGather(parts.grid.world, counted, timeout_s=patience_s)
     return score(parts.config.model.task, *everywhere.wait().sum_in_order())
 
 

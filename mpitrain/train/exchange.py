@@ -31,14 +31,11 @@ class Outcome:
         Learning rate of the update.
     traffic : Traffic
         What the exchange has cost this rank, waiting for other ranks included.
-    staleness : int or None
-        Updates, or clocks, that the weights of this step were behind; None where all ranks go in step.
     """
 
     norm: float | None
     lr: float
     traffic: Traffic
-    staleness: int | None = None
 
 
 class Exchange(ABC):
@@ -64,6 +61,8 @@ class Exchange(ABC):
         Set by the loop: whether the answer to a step is lost, on purpose.
     wants_meeting : bool
         Set by the loop: this rank wishes that all meet soon. Exchanges with long rounds may end one early for it.
+    ends_early : bool
+        Whether a wish to meet can shorten a round.
     dead : int
         1 + the number of a worker that has died in the round, which the others have ended; 0 while all live.
     events : list of Event or None
@@ -72,6 +71,7 @@ class Exchange(ABC):
 
     overlap = True
     unanimous = False
+    ends_early = False
 
     def __init__(self, weights: Weights) -> None:
         self.weights = weights

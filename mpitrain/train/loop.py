@@ -74,6 +74,8 @@ class Loop:
     ----------
     events : list of Event
         What this rank did during the last step.
+    failure : DivergedError or None
+        Why the run ends with the last round, the same on all ranks; to be raised once its rows are written.
     """
 
     def __init__(self, parts: Parts, wish: StopWish, narrator: Narrator, faults: FaultHook, position: Position) -> None:
@@ -90,6 +92,7 @@ class Loop:
         self._meeting: Meeting | None = None
         self._skipped = 0
         self._broken: list[str] = []
+        self.failure: DivergedError | None = None
         parts.exchange.loses = lambda step: faults.find("drop", step) is not None
 
     def round(self) -> tuple[list[Row], bool]:
@@ -105,7 +108,7 @@ class Loop:
         Raises
         ------
         DivergedError
-            On all ranks, after ``train.max_skips`` steps in a row with non-finite gradients, or as `LossWatch` tells.
+            On all ranks, in the middle of a round after ``train.max_skips`` steps that all of them had to reject.
         """
         exchange = self.parts.exchange
         self.begin_round()
@@ -167,7 +170,7 @@ class Loop:
             "grad_norm": outcome.norm,
             "samples": sampler.global_count(step - 1),
         }
-        return row if outcome.staleness is None else row | {"staleness": outcome.staleness}
+        return row
 
     def _gradients(self, step: int) -> None:
         """Run forward and backward on the samples of this replica; gradients leave as the exchange likes."""
@@ -221,12 +224,15 @@ class Loop:
         """Complete the rows by what all ranks together know, and end a run that has diverged. Collective."""
         if not self.parts.exchange.unanimous:
             self._agree_on_skips(rows)
-        self.parts.exchange.report(rows)
+        try:
+            self.parts.exchange.report(rows)
+        except DivergedError as error:
+            self.failure = error
         for row, sums in zip(rows, self._sums, strict=True):
             result = score(self.parts.config.model.task, *sums)
             row |= {"loss": result.loss, result.name: result.metric}
-            if self.counters.losses.diverged(result.loss, self.parts.config.train.diverge):
-                raise self.counters.losses.error(int(str(row["step"])))
+            if self.counters.losses.diverged(result.loss, sums.weight, self.parts.config.train.diverge):
+                self.failure = self.failure or self.counters.losses.error(int(str(row["step"])))
         self.parts.exchange.wants_meeting = False
         return rows, self._stop
 
@@ -240,7 +246,7 @@ class Loop:
         self.counters.skipped_in_a_row = int(table[:, 1].max())
         rows[-1]["skipped"] = self.counters.skipped
         if self.counters.skipped_in_a_row > self.parts.config.train.max_skips:
-            raise self._diverged(self.counters.step, self._broken)
+            self.failure = self._diverged(self.counters.step, self._broken)
 
     @contextmanager
     def _event(self, what: str) -> Iterator[None]:

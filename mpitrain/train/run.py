@@ -110,16 +110,21 @@ def _run(session: Session, begin: float) -> Row:
                 session.store = CheckpointStore(
                     session.folder.checkpoints, session.world, config.checkpoint.keep, session.faults
                 )
-            elif last or _crossed(config.train.eval_every, before, step):
+            elif not loop.failure and (last or _crossed(config.train.eval_every, before, step)):
                 result = evaluate(session.parts)
                 ended = loop.counters.progress.ended_by(result, config.train)
             _tell(session, rows, result)
+            if loop.failure:
+                raise loop.failure
             turn_s = time.perf_counter() - turn
             # A streak of rejected steps must not push out the steps that were saved before it.
             due = _crossed(config.checkpoint.every, before, step) and not loop.counters.skipped_in_a_row
             if due or last or stop or ended:
                 session.store.save(session.snapshot())
-        session.wish.took(turn_s=turn_s, save_s=time.perf_counter() - turn - turn_s)
+        save_s = time.perf_counter() - turn - turn_s
+        if session.parts.exchange.ends_early:
+            turn_s -= sum(float(str(row["step_s"])) for row in rows[:-1])
+        session.wish.took(turn_s=turn_s, save_s=save_s)
         if dead or (stop and not last and not ended):
             _stop_early(session)
     session.faults.at_end()

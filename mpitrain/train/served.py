@@ -13,7 +13,7 @@ from mpitrain.collectives.base import Traffic, Transport
 from mpitrain.comm.agreement import gather
 from mpitrain.comm.grid import ProcessGrid
 from mpitrain.config.schema import Config
-from mpitrain.errors import DivergedError
+from mpitrain.errors import ConfigError, DivergedError, count
 from mpitrain.optim.compensation import Compensation
 from mpitrain.optim.schedule import Schedule
 from mpitrain.parallel.shared import SharedTensors
@@ -29,11 +29,19 @@ from mpitrain.train.runfolder import Row
 from mpitrain.train.weights import Weights
 
 
-def setting_of(config: Config, layout: Layout, shared: SharedTensors, *, workers: int, dtype: npt.DTypeLike) -> Setting:
-    """Cut what a column holds into pieces, the same on all its ranks."""
+def setting_of(
+    config: Config, layout: Layout, shared: SharedTensors, grid: ProcessGrid, dtype: npt.DTypeLike
+) -> Setting:
+    """Cut what a column holds into pieces, the same on all its ranks; raises ConfigError: a server would have none."""
     exchange = config.exchange
     pieces = pieces_of(layout, exchange, shared.holders, dtype)
-    return Setting(workers, pieces, rule_of(exchange), make_codec(exchange.server_codec, dtype))
+    if (exchange.servers or 0) > len(pieces):
+        raise ConfigError(
+            f"exchange.servers = {exchange.servers} share the model bucket by bucket, but it has "
+            f"{count(len(pieces), 'bucket')}; set exchange.servers = {len(pieces)} or less, or a smaller "
+            "exchange.bucket_mb"
+        )
+    return Setting(grid.shape.dp, pieces, rule_of(exchange), make_codec(exchange.server_codec, dtype))
 
 
 def owned_layout(setting: Setting, grid: ProcessGrid) -> Layout:
@@ -75,6 +83,8 @@ class Served(Exchange):
     transport : Transport
         Limits of the messages.
     """
+
+    ends_early = True
 
     def __init__(
         self, weights: Weights, config: Config, grid: ProcessGrid, setting: Setting, transport: Transport

@@ -20,6 +20,7 @@ class ServerLoop(Loop):
             raise TypeError("a loop that serves needs the exchange of a server")
         first, begin = self.counters.step + 1, time.perf_counter()
         self.begin_round()
+        self.events = []
         for clock in exchange.serve():
             self._position.step = clock
             self._faults.at_step(clock, trains=False)

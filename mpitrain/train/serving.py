@@ -1,6 +1,7 @@
 """Training through servers: the exchange of a worker, and that of a server."""
 
 import time
+from collections import deque
 from collections.abc import Iterator, Sequence
 
 import numpy as np
@@ -26,6 +27,9 @@ from mpitrain.train.exchange import Outcome
 from mpitrain.train.served import Served, policy_of
 from mpitrain.train.weights import Weights
 
+REMEMBERED = 10_000
+"""Newest steps of which the waiting times are summed up in the end."""
+
 
 class WorkerExchange(Served):
     """Push every gradient to the servers, and take the weights that they answer with; parameters as above."""
@@ -41,7 +45,7 @@ class WorkerExchange(Served):
         self._missing: list[int] = []
         self._step = 0
         self._samples = self._divisor = 1
-        self._waited: list[float] = []
+        self._waited: deque[float] = deque(maxlen=REMEMBERED)
 
     def _views(self, buffer: Params) -> list[Floats]:
         return [buffer.flat[piece.segments[0].start : piece.segments[-1].stop] for piece in self.setting.pieces]
@@ -121,7 +125,7 @@ class WorkerExchange(Served):
         return numbers.table
 
     def _waits(self) -> list[float]:
-        return self._waited
+        return list(self._waited)
 
     def tensors(self) -> dict[str, Params]:
         """Name nothing: the servers have the optimizer."""

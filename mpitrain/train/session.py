@@ -161,7 +161,7 @@ def _counters(step: int, meta: Mapping[str, object], parts: Parts) -> Counters:
         fp32_ring_bytes=totals.pop("fp32_ring_bytes"),
         traffic=Traffic(**totals),  # type: ignore[arg-type]
         progress=Progress(**cast(dict[str, float], meta["progress"])),  # type: ignore[arg-type]
-        losses=LossWatch(**cast(dict[str, list[float]], meta.get("losses", {}))),
+        losses=LossWatch(**cast(dict[str, list[float]], meta.get("losses", {}))),  # type: ignore[arg-type]
     )
 
 

@@ -31,6 +31,7 @@ class StopWish:
     def __init__(self, request: StopRequest, faults: FaultHook, run: RunConfig) -> None:
         self._request, self._faults, self._run = request, faults, run
         self._longest_turn_s = self._longest_save_s = 0.0
+        self._told = False
 
     def took(self, *, turn_s: float, save_s: float) -> None:
         """Learn how long a turn of the loop and its save took."""
@@ -44,7 +45,8 @@ class StopWish:
         limit = self._run.time_limit_s
         if limit is not None and limit - (time.perf_counter() - self._request.begin) < self._reserve_s():
             return f"run.time_limit_s = {limit:g}"
-        return "a fault on purpose" if self._faults.find("stop", step) else ""
+        self._told |= self._faults.find("stop", step) is not None  # also at the end of the round
+        return "a fault on purpose" if self._told else ""
 
     def _reserve_s(self) -> float:
         """Seconds to keep for the step under way and the save."""
@@ -54,6 +56,9 @@ class StopWish:
 WATCHED = 20
 """Steps whose median loss tells whether a run diverges: an outlier does not count."""
 
+ENOUGH, FEW = 64, 4
+"""Samples of the first steps that are needed to know where a loss has begun; up to how many steps are few."""
+
 
 @dataclass
 class LossWatch:
@@ -62,13 +67,16 @@ class LossWatch:
     Attributes
     ----------
     first, last : list of float
-        Losses of the first and of the newest ``WATCHED`` steps.
+        Losses of the first steps, until they have had ``ENOUGH`` samples, and of the newest ``WATCHED`` ones.
+    samples : float
+        Behind the first ones.
     """
 
     first: list[float] = field(default_factory=list)
     last: list[float] = field(default_factory=list)
+    samples: float = 0.0
 
-    def diverged(self, loss: float, limit: float) -> bool:
+    def diverged(self, loss: float, samples: float, limit: float) -> bool:
         """Take note of a step's loss; return whether the run counts as diverged.
 
         The loss is that of all ranks, so all ranks decide alike. ``limit`` is ``train.diverge``; 0: never. A loss that
@@ -76,19 +84,23 @@ class LossWatch:
         """
         if not math.isfinite(loss):
             return False
-        if len(self.first) < WATCHED:
+        if self.samples < ENOUGH and len(self.first) < WATCHED:
             self.first.append(loss)
-            return False
+            self.samples += samples
         self.last = [*self.last, loss][-WATCHED:]
-        return bool(limit) and len(self.last) == WATCHED and median(self.last) > limit * median(self.first)
+        return bool(limit) and len(self.last) == WATCHED and median(self.last) > limit * self._at_first
+
+    @property
+    def _at_first(self) -> float:
+        """What the loss was before the run could diverge: large batches tell with the first step."""
+        return min(self.first) if len(self.first) <= FEW else median(self.first)
 
     def error(self, step: int) -> DivergedError:
         """Say what has happened, the same on all ranks."""
-        first, last = median(self.first), median(self.last)
         error = DivergedError(
-            f"step {step}: the median training loss of {WATCHED} steps is {last:.4g}, after {first:.4g} in the first "
-            f"ones: the run diverges; lower optim.lr, lengthen optim.warmup_steps, or set train.clip_norm "
-            "(train.diverge sets the bound)"
+            f"step {step}: the median training loss of {WATCHED} steps is {median(self.last):.4g}, after "
+            f"{self._at_first:.4g} in the first ones: the run diverges; lower optim.lr, lengthen optim.warmup_steps, "
+            "or set train.clip_norm (train.diverge sets the bound)"
         )
         error.agreed = True
         return error

@@ -13,6 +13,8 @@ from tests.mpi.test_train import MLP, TRANSFORMER
 
 SERVER = {"when": "server"}
 RAW = {"codec": "raw", "memory": "none"}
+WIDE = MLP | {"model": {"kind": "mlp", "hidden": [60, 60]}}
+"""Enough buckets for two servers."""
 
 
 def run(comm, path, base, *, resume=None, **sections):
@@ -74,10 +76,10 @@ def test_two_servers_are_one(world, folder, codec):
         return
     exchange = SERVER | {"codec": codec, "bucket_mb": 0.001}
     train_ = {"train": MLP["train"] | {"steps": 6, "clip_norm": 0.5}}
-    two, rows = run(world, folder / "two", MLP, exchange=exchange | {"servers": 2}, **train_)
+    two, rows = run(world, folder / "two", WIDE, exchange=exchange | {"servers": 2}, **train_)
     fewer = apart(world, world.size - 1)
     if world.rank < world.size - 1:
-        one, expected = run(fewer, folder / "one", MLP, exchange=exchange, **train_)
+        one, expected = run(fewer, folder / "one", WIDE, exchange=exchange, **train_)
         assert two["param_sha256"] == one["param_sha256"]
         for name in ("loss", "lr", "grad_norm"):
             assert [row[name] for row in rows] == [row[name] for row in expected]
@@ -90,7 +92,7 @@ def test_a_resumed_run_takes_the_same_steps(world, folder, servers, memory):
     """The optimizer comes back from the servers, the memories of the pushes from both ends."""
     if world.size <= servers:
         return
-    base = MLP | {"optim": {"schedule": "constant"}, "checkpoint": {"every": 4}}
+    base = WIDE | {"optim": {"schedule": "constant"}, "checkpoint": {"every": 4}}
     exchange = SERVER | {"codec": "int4", "memory": memory, "servers": servers, "bucket_mb": 0.001}
 
     def steps(number):
@@ -221,6 +223,7 @@ def test_impossible_roles_are_refused(world, folder):
     for exchange, words in (
         (SERVER | {"servers": 0}, "exchange.servers = 0"),
         (SERVER | {"servers": world.size}, f"start {world.size + 1} ranks"),
+        *([(SERVER | {"servers": 2}, "it has 1 bucket")] if world.size > 2 else []),
     ):
         with pytest.raises(ConfigError, match=words):
             run(world, folder / "run", MLP, exchange=exchange)
