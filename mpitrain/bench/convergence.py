@@ -22,7 +22,7 @@ from mpitrain.bench.paired import column, difference, mean
 from mpitrain.bench.records import Record, show
 from mpitrain.comm.fault import FaultHook
 from mpitrain.config.load import load_config
-from mpitrain.errors import ConfigError, MpitrainError
+from mpitrain.errors import ConfigError, MpitrainError, count
 
 TIMED_STEPS, WARM_UP_STEPS = 20, 5
 
@@ -86,7 +86,7 @@ def main(
         return int(error.exit_code)
     base = parsed[0].name
     records = [_means(name, results, base, runs[base]) for name, results in runs.items()]
-    show(f"{config.stem}, {ranks} workers, {seeds} seeds; {_explained(base, link, compute_s)}", records, None)
+    show(f"{config.stem}, {ranks} workers, {count(seeds, 'seed')}; {_explained(base, link, compute_s)}", records, None)
     if path:
         show("single runs", [record for results in runs.values() for record in results], path)
     return 0

@@ -163,7 +163,10 @@ def _layout_table(possible: Sequence[LayoutCost]) -> Table:
         shape = cost.shape
         rows = [shape.dp, *([shape.servers] if served else [])]
         head = [*map(str, (*rows, shape.pp, shape.tp)), _cuts(cost).replace(",", " ")]
-        tail = [f"{cost.in_a_row:,.6g}", f"{cost.memory_bytes / 1e6:,.2f}"]
+        tail = [
+            f"{cost.in_a_row:,.0f}" if cost.in_a_row == int(cost.in_a_row) else f"{cost.in_a_row:.3g}",
+            f"{cost.memory_bytes / 1e6:,.2f}",
+        ]
         lines = _axis_lines(cost)
         for index, line in enumerate(lines):
             first = index == 0

@@ -70,6 +70,17 @@ def _when(run: Run) -> str:
     return f"with servers, {mode}" + (f" of up to {_count(bound)}" if mode == "ssp" else "")
 
 
+def _exchanged(run: Run) -> str:
+    """Tell in a word or two when and as what things travelled."""
+    when = _setting(run, "when")
+    if when == "local":
+        return f"{travelled(run)} / {_count(number(run.settings, 'exchange.h'))} steps"
+    if when != "server":
+        return travelled(run)
+    mode, bound = _setting(run, "mode"), number(run.settings, "exchange.staleness")
+    return f"{travelled(run)}, {mode}" + (f" {_count(bound)}" if mode == "ssp" else "")
+
+
 def _serves(run: Run) -> bool:
     """Tell whether servers held the weights, so that nothing was summed by a collective."""
     return _setting(run, "when") == "server"
@@ -135,7 +146,7 @@ def terminal_table(runs: Sequence[Run]) -> str:
         sent, wall = number(run.summary, "sent_bytes_total"), number(run.summary, "wall_s")
         told = result if same else f"{run.metric} {result}"
         time = _known(wall, seconds_text) if run.summary else "unfinished"
-        rows.append([run.name, travelled(run), told, _known(sent, bytes_text), saving(run), time])
+        rows.append([run.name, _exchanged(run), told, _known(sent, bytes_text), saving(run), time])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     widths[0] = max(8, min(widths[0], TERMINAL_COLUMNS - sum(widths[1:]) - 2 * len(widths[1:])))
     return "\n".join(_line(row, widths) for row in rows)

@@ -93,6 +93,8 @@ class Service:
         Updates of this start that were rejected.
     unsound : bool
         Whether the weights are no longer finite.
+    ended_without : int
+        What `dead` was when the last round ended, as all workers were told.
     """
 
     def __init__(self, link: Link, servers: Axis, setting: Setting, keeper: Keeper) -> None:
@@ -119,6 +121,7 @@ class Service:
         self._turn = 0
         self._busy_s = 0.0
         self._buried: list[int] = []
+        self.ended_without = 0
 
     # Rounds
 
@@ -340,6 +343,7 @@ class Service:
 
     def _refresh(self) -> Steps:
         self.clock = self.last
+        self.ended_without = self.dead  # what all are told; who dies later is missed at the meeting
         yield from self._send_weights(self._clients, 0)
         self._over = True
 

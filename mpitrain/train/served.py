@@ -35,6 +35,11 @@ def setting_of(
     """Cut what a column holds into pieces, the same on all its ranks; raises ConfigError: a server would have none."""
     exchange = config.exchange
     pieces = pieces_of(layout, exchange, shared.holders, dtype)
+    if (exchange.aggregate or 0) > grid.shape.dp:
+        raise ConfigError(
+            f"exchange.aggregate = {exchange.aggregate}, but {count(grid.shape.dp, 'worker')} train; set it to "
+            f"{grid.shape.dp} or less, or leave it out for all"
+        )
     if (exchange.servers or 0) > len(pieces):
         raise ConfigError(
             f"exchange.servers = {exchange.servers} share the model bucket by bucket, but it has "

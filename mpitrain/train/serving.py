@@ -181,7 +181,7 @@ class ServerExchange(Served):
             wait(_Clock(self.service, clock), timeout_s=self.link.transport.timeout_s)
             yield from range(clock + 1, self.service.clock + 1)
             clock = self.service.clock
-        self.last, self.dead = self.service.last, self.service.dead
+        self.last, self.dead = self.service.last, self.service.ended_without
 
     def take_record(self) -> Record:
         """Take what was done since the last call, and count it."""

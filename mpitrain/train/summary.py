@@ -66,7 +66,7 @@ def describe(parts: Parts) -> list[str]:
     codecs = [f"{codec} for {count(len(names), 'tensor')}" for codec, names in exchange.tensors_by_codec().items()]
     data, optim = parts.dataset, config.optim
     lines = [
-        f"mpitrain  {mpitrain.__version__}, {library_name()}, {count(parts.grid.world.size, 'rank')}",
+        f"mpitrain  {mpitrain.__version__}, {library_name()}, {_ranks(parts)}",
         f"model     {config.model.kind}, {parts.num_parameters:,} parameters in {len(parts.part.sizes)} tensors",
         f"data      {config.data.kind}: {sum(data.train_group_sizes):,} training samples of "
         f"{count(len(data.group_names), 'group')}, {data.num_test:,} test samples, {config.data.placement} placement",
@@ -83,12 +83,19 @@ def describe(parts: Parts) -> list[str]:
     return [*lines, f"machine   {threads} a rank, kernels {kernels}"]
 
 
+def _ranks(parts: Parts) -> str:
+    """Count the ranks, and tell which of them serve."""
+    shape = parts.grid.shape
+    served = f": {shape.workers} that train, {shape.size - shape.workers} that serve" if shape.servers else ""
+    return count(shape.size, "rank") + served
+
+
 def _when(exchange: ExchangeConfig) -> str:
     """Tell when gradients, or changes of weights, leave, and how."""
     served = count(exchange.servers or 0, "server")
     if exchange.when == "server":
         bound = f" with a staleness of up to {exchange.staleness}" if exchange.mode == "ssp" else ""
-        return f"server, {exchange.mode}{bound}, {served} answering with {exchange.server_codec}"
+        return f"server, {exchange.mode}{bound}, {served} answering with {exchange.server_codec}; gradients"
     how = f"through {served}" if exchange.collective == "server" else exchange.collective
     if exchange.when == "local":
         parts = f" in {exchange.fragments} parts" if exchange.fragments > 1 else ""
@@ -142,10 +149,13 @@ def progress_line(parts: Parts, rows: Sequence[Row], result: Score | None) -> st
     sent, baseline = total("sent_bytes") - inside, parts.fp32_ring_bytes * len(rows)
     share = {name: total(f"{name}_s") / seconds for name in ("compute", "encode", "decode", "wait")}
     text = f"loss {rows[-1]['loss']:.4f}  {total('samples') / seconds:,.0f} samples/s"
-    if baseline and parts.config.exchange.collective != "native":
+    exchange = parts.config.exchange
+    steps = f" in {len(rows)} steps" if len(rows) > 1 else ""
+    if exchange.when == "server":  # half of what it costs is sent by the servers
+        text += f"  sent {sent / MB:.3f} MB{steps}"
+    elif baseline and exchange.collective != "native":
         ratio = baseline / max(sent, 1)
         less = f"{ratio:.1f}x less than" if ratio > SAME else "as much as"
-        steps = f" in {len(rows)} steps" if len(rows) > 1 else ""
         text += f"  sent {sent / MB:.3f} MB{steps} ({less} float32)"
     if inside:
         text += f"  within the replica {inside / MB:.3f} MB"

@@ -121,7 +121,7 @@ def test_summary_of_all_ranks(world, folder):
         # The evaluation that follows the step is no part of it.
         assert [name for name, _, _ in lane["events"]].count("forward") == 1
         assert max(end for _, _, end in lane["events"]) == max(
-            end for name, _, end in lane["events"] if name == "update"
+            end for name, _, end in lane["events"] if name in ("update", "wait")
         )
         assert {"read", "forward", "backward", "update"} <= names
         assert ({"encode", "decode", "wait"} <= names) == (world.size > 1)
