@@ -118,7 +118,8 @@ class TrainConfig(Section, frozen=True, kw_only=True):
     seed: Index = 0
     """Of weights, sample order, dropout and stochastic rounding; the same seed repeats a run bit for bit."""
     eval_every: Index = 100
-    """Steps between evaluations on the test samples; 0: only at the end."""
+    """Steps between evaluations on the test samples; 0: only at the end. Where servers hold the weights, all workers
+    meet there, as they do for checkpoints."""
     clip_norm: NonNegative = 1.0
     """Bound of the global gradient norm; 0: no clipping."""
     class_weights: Literal["equal", "balanced"] = "equal"
@@ -239,7 +240,8 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     """Codecs of single tensors; the first match wins."""
 
     h: Count = 30
-    """Optimizer steps of a replica between two exchanges (when = "local")."""
+    """Optimizer steps of a replica between two exchanges (when = "local"); evaluations, saves and stops wait for
+    them."""
     outer_lr: Positive = 0.7
     """Share of the mean change that the common weights take over."""
     outer_momentum: Fraction = 0.5

@@ -24,8 +24,7 @@ class Policy:
     Attributes
     ----------
     rate : callable
-        The learning rate of an update, from the place of the update and the staleness of its gradient. Places are
-        updates that came before in the run where every gradient is one, and complete clocks where they are summed.
+        The learning rate of an update, from the clocks that lie before it in the run and the staleness of its gradient.
     clip_norm : float
         Bound of the norm of the whole model's gradient; 0: none.
     compensation : Compensation or None
@@ -34,7 +33,7 @@ class Policy:
         Tells whether a tensor counts here in sums over all servers; the others know it from another one.
     """
 
-    rate: Callable[[int, float], float]
+    rate: Callable[[float, float], float]
     clip_norm: float = 0.0
     compensation: Compensation | None = None
     counts: Callable[[str], bool] = lambda name: True

@@ -122,6 +122,7 @@ class Service:
         self._busy_s = 0.0
         self._buried: list[int] = []
         self.ended_without = 0
+        self._opened = 0, 0
 
     # Rounds
 
@@ -136,6 +137,7 @@ class Service:
         if self._in is None:
             self._clocks.begin_round(last)
         self.last, self._over, self._listens = last, False, True
+        self._opened = self.clock, self.version
         for client in self._clients:
             client.begin_round(self.clock, self.version)
 
@@ -222,8 +224,13 @@ class Service:
             Other servers may have heard of it what this one has not; or nobody is left.
         """
         self._buried.append(client.worker)
-        if self._servers.size > 1 or len(self._buried) == len(self._clients):
-            raise PeerLostError(f"{self.link.axis.label(client.worker)} has died")
+        error = PeerLostError(f"{self.link.axis.label(client.worker)} has died")
+        if len(self._buried) == len(self._clients):  # nobody is there to be told
+            error.agreed = error.bereaved = True
+            error.teller = self.link.axis.members[self.link.axis.rank]
+            raise error
+        if self._servers.size > 1:
+            raise error
         self._tell(self._clocks.leave(client.worker))
 
     @property
@@ -301,14 +308,23 @@ class Service:
             yield numbers.requests
             begin = time.perf_counter()
             staleness = max(each.staleness for each in taken if each.counted)
-            # Late gradients with an update of their own must not bring a schedule over clocks to its end too early.
-            position = op.version if self.setting.rule.mode == ASYNC else op.clock
-            lr = self.keeper.policy.rate(position - 1, staleness)
+            lr = self.keeper.policy.rate(self._place(op), staleness)
             norm = self.keeper.update(numbers.sum_in_order(), lr)
             self._busy_s += time.perf_counter() - begin
         self._lr, self._norm = lr, math.nan if norm is None else norm
         self.rejected += norm is None
         self.record.updates.append(Update(op.version, op.clock, lr, norm, taken))
+
+    def _place(self, op: Apply) -> float:
+        """Return how many clocks lie before an update, for the schedule.
+
+        Late gradients with an update of their own do not count; where every gradient is one, it is a part of a clock,
+        of whatever number of workers the run has had before.
+        """
+        if self.setting.rule.mode != ASYNC:
+            return op.clock - 1
+        clock, version = self._opened
+        return clock + (op.version - 1 - version) / self.setting.workers
 
     def _judge(self, worker: int, clock: int, op: Apply) -> Taken:
         """Decide whether a push counts, from what all servers know of it."""

@@ -151,7 +151,8 @@ class Loop:
         self.counters.count(step, traffic, inside.sent_bytes, parts.fp32_ring_bytes, compute_s)
         if step != parts.exchange.last:
             mine = score(parts.config.model.task, *self._sums[-1])
-            self._narrator.step(step, f"loss {mine.loss:.4f} (rank 0 alone)  step {seconds:.3f} s")
+            loss = f"loss {mine.loss:.4f} (rank 0 alone)  " if self._sums[-1].weight else ""
+            self._narrator.step(step, f"{loss}step {seconds:.3f} s")
         return self._row(step, outcome) | {
             "step_s": seconds,
             "compute_s": compute_s,

@@ -58,11 +58,11 @@ def policy_of(config: Config, schedule: Schedule, shared: SharedTensors, workers
     """Read how gradients become updates. What the server has counted drives the schedule, and nobody else's count."""
     exchange = config.exchange
     is_async = exchange.mode == "async"
-    steps = workers if is_async else 1
-    divisor = {"none": 1.0, "sqrt": sqrt(steps), "linear": float(steps)}[config.optim.lr_scale]
+    updates = workers if is_async else 1
+    divisor = {"none": 1.0, "sqrt": sqrt(updates), "linear": float(updates)}[config.optim.lr_scale]
 
-    def rate(place: int, staleness: float) -> float:
-        lr = schedule(place / steps) / divisor
+    def rate(clocks: float, staleness: float) -> float:
+        lr = schedule(clocks) / divisor
         return lr / (1 + staleness) if is_async and exchange.staleness_lr == "inverse" else lr
 
     compensation = None

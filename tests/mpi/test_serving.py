@@ -163,6 +163,24 @@ def test_the_servers_count_drives_the_rate(world, folder):
     assert sum(row["lr"] for row in rows) == pytest.approx(sum(rates) / workers)
 
 
+def test_fewer_workers_go_on_at_the_same_place_of_the_schedule(world, folder):
+    """With async, updates are parts of a step: of as many as there were workers when they were made."""
+    if world.size < 3:
+        return
+    steps = 6
+    schedule = Schedule(kind="linear", lr=1e-3, total_steps=steps, warmup_steps=2)
+    base = MLP | {"optim": {"schedule": "linear", "warmup_steps": 2}, "exchange": SERVER | {"mode": "async"}}
+    run(world, folder / "run", base | {"checkpoint": {"every": 3}}, train=base["train"] | {"steps": steps})
+    (folder / "run" / "summary.json").unlink(missing_ok=True)
+    fewer, workers = apart(world, world.size - 1), world.size - 2
+    if world.rank < world.size - 1:
+        again = base | {"checkpoint": {"every": 3}}
+        _, rows = run(fewer, folder / "run", again, resume=3, train=base["train"] | {"steps": steps})
+        rates = [schedule(3 + update / workers) / workers for update in range((steps - 3) * workers)]
+        assert sum(row["lr"] for row in rows[3:]) == pytest.approx(sum(rates) / workers)
+    fewer.Free()
+
+
 @pytest.mark.parametrize("late", ["apply", "drop"])
 def test_late_gradients_are_counted_and_do_not_wear_out_the_rate(world, folder, monkeypatch, late):
     """P09: with a reserve of workers, one of them slow: every push is accounted for, and the last step has its rate."""
