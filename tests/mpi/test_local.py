@@ -94,8 +94,8 @@ class Both:
 @pytest.mark.parametrize("memory", ["residual", "delta"])
 @pytest.mark.parametrize("codec", ["int8", "int4"])
 @pytest.mark.parametrize("collective", ["direct", "ring"])
-def test_outer_steps_equal_their_twin(comm, everywhere, collective, codec, memory):
-    both = Both(comm, configured(collective=collective, codec=codec, memory=memory))
+def test_outer_steps_equal_their_twin(world, everywhere, collective, codec, memory):
+    both = Both(world, configured(collective=collective, codec=codec, memory=memory))
     before = both.local.flat.copy()
     for number in range(5):
         assert both.round(3 * number + 1, 3) == [True]
@@ -117,16 +117,16 @@ def test_raw_changes(comm, collective):
 
 @pytest.mark.parametrize("merge", [0.0, 0.5])
 @pytest.mark.parametrize(("fragments", "delay"), [(1, 0), (1, 5), (2, 2), (3, 1), (4, 0), (4, 1)])
-def test_fragments_equal_their_twin(comm, everywhere, fragments, delay, merge):
+def test_fragments_equal_their_twin(world, everywhere, fragments, delay, merge):
     """With rounds of 6 steps, the last one short; at the end of each nothing is under way.
 
     Every replica misses some steps, so that it matters which ones count for a change.
     """
 
     def samples(step):
-        return np.array([(5.0 + rank) * ((step + rank) % 3 > 0) for rank in range(comm.size)])
+        return np.array([(5.0 + rank) * ((step + rank) % 3 > 0) for rank in range(world.size)])
 
-    both = Both(comm, configured(h=6, fragments=fragments, delay=delay, merge=merge, codec="int8", memory="residual"))
+    both = Both(world, configured(h=6, fragments=fragments, delay=delay, merge=merge, codec="int8", memory="residual"))
     for first, length in ((1, 6), (7, 6), (13, 4)):
         assert both.round(first, length, samples=samples) == [True] * fragments
         assert both.same()
@@ -161,9 +161,9 @@ def test_nobody_used_a_sample(comm):
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("fragments", [1, 2])
-def test_a_change_that_is_not_finite_is_rejected_everywhere(comm, fragments, value):
+def test_a_change_that_is_not_finite_is_rejected_everywhere(world, fragments, value):
     """Weights, momentum and memories stay; all replicas begin anew from the last global weights, and go on."""
-    both = Both(comm, configured(h=4, fragments=fragments, codec="int8", memory="residual", merge=0.5))
+    both = Both(world, configured(h=4, fragments=fragments, codec="int8", memory="residual", merge=0.5))
     where = both.common.sums[0].ranges[0][0]
 
     def spoil(step, moves):

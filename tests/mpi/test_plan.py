@@ -129,7 +129,8 @@ def test_servers_cost_what_is_predicted(world, folder, monkeypatch):
     """Pushes and answers of all ranks in two rounds, whatever the order in which they came."""
     monkeypatch.setattr(CheckpointStore, "save", lambda store, snapshot: None)
     steps, rounds = 6, 2
-    cases = [*itertools.product(GRIDS[:1], SERVED), *zip(GRIDS[1:], itertools.cycle(SERVED))]
+    # Every way to be served on three ranks, and every grid on all.
+    cases = [*(itertools.product(GRIDS[:1], SERVED) if WORLD == 3 else []), *zip(GRIDS, itertools.cycle(SERVED))]
     for shape, exchange in cases:
         axes = {"dp": shape.dp, "pp": shape.pp, "tp": shape.tp}
         tree = BASE | {
