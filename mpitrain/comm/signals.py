@@ -48,9 +48,10 @@ class StopRequest:
         An exception would not do: one that is raised while Python clears up is dropped. The launcher ends the others.
         """
         del frame
+        # Before anything is told: whoever reads it may send the next signal at once, which is handled within this one.
+        before, self.reason = self.reason, self.reason or signal.Signals(number).name
         if number == signal.SIGINT:
             # Not print, which may be in the middle of another line.
-            os.write(sys.stderr.fileno(), (TWICE if self.reason else ONCE).encode())
-            if self.reason:
+            os.write(sys.stderr.fileno(), (TWICE if before else ONCE).encode())
+            if before:
                 os._exit(ExitCode.INTERRUPTED)
-        self.reason = self.reason or signal.Signals(number).name
