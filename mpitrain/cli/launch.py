@@ -1,17 +1,14 @@
 """``mpitrain launch``: the mpirun command for the installed MPI, and its supervisor."""
 
-import ctypes
 import shlex
-import signal
-import subprocess
 import sys
 from pathlib import Path
-from types import FrameType
 
 from mpitrain.comm.launching import mpirun
 from mpitrain.comm.runtime import Position, ensure_home, fail
-from mpitrain.comm.signals import ONCE, STOP_SIGNALS, TWICE, StopRequest
-from mpitrain.errors import ExitCode, LaunchError
+from mpitrain.comm.signals import StopRequest
+from mpitrain.comm.supervising import supervise
+from mpitrain.errors import LaunchError
 
 
 def main(
@@ -41,54 +38,3 @@ def main(
         return 0
     ensure_home()
     return supervise(command, stop)
-
-
-def supervise(command: list[str], stop: StopRequest) -> int:
-    """Run a launcher to its end and return its exit code.
-
-    A wish to stop (Ctrl-C, SIGTERM, …) goes on as SIGUSR1, which launchers pass to all ranks, so that these save and
-    leave: what the launcher gets itself, it takes as an order to kill them. A second Ctrl-C is that order.
-    """
-    if stop.reason:  # while this command was loading
-        return _never_began()
-    # A group of its own, or the terminal's Ctrl-C would reach the launcher, too.
-    job = subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        process_group=0,
-        preexec_fn=_end_with_parent,  # noqa: PLW1509 (unsafe beside threads, and there are none)
-    )
-    asked: list[int] = []
-
-    def hand_on(number: int, frame: FrameType | None) -> None:
-        del frame
-        again = number == signal.SIGINT and signal.SIGINT in asked
-        asked.append(number)
-        job.send_signal(signal.SIGTERM if again else signal.SIGUSR1)
-        if number == signal.SIGINT and not again:
-            print(ONCE, end="", file=sys.stderr, flush=True)
-
-    for number in STOP_SIGNALS:
-        signal.signal(number, hand_on)
-    if stop.reason:  # while the launcher was being started
-        hand_on(signal.SIGUSR1, None)
-    code = job.wait()
-    code = code if code >= 0 else 128 - code
-    if asked.count(signal.SIGINT) > 1:
-        print(TWICE, end="", file=sys.stderr, flush=True)
-        return int(ExitCode.INTERRUPTED)
-    if asked and code == 128 + signal.SIGUSR1:  # the ranks were not yet listening
-        return _never_began()
-    return code
-
-
-def _never_began() -> int:
-    """Say that nothing was trained, and return the code that asks for another start."""
-    print("mpitrain: stopped before the first step; start again", file=sys.stderr, flush=True)
-    return int(ExitCode.STOPPED)
-
-
-def _end_with_parent() -> None:
-    """Have the kernel end the launcher if this process is killed: no job is left behind (prctl(2), Linux)."""
-    pr_set_pdeathsig = 1
-    ctypes.CDLL(None).prctl(pr_set_pdeathsig, signal.SIGTERM)

@@ -12,9 +12,9 @@ LAYERS = [
     {"params", "config", "topology"},
     {"codecs", "comm", "nn", "optim", "data"},
     {"collectives", "checkpoint"},
-    {"parallel", "server"},
+    {"parallel", "server", "emulate"},
     {"train"},
-    {"bench", "report", "emulate", "jobs", "cli"},
+    {"bench", "report", "jobs", "cli"},
 ]
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 HOMES = {
@@ -22,10 +22,11 @@ HOMES = {
     "numba": {"kernels"},
     "llvmlite": {"kernels"},
     "h5py": {"checkpoint", "data"},
+    "torch": {"bench"},
 }
 """Parts that may import these packages."""
 
-NEVER = {"pickle", "torch"}
+NEVER = {"pickle"}
 MAY_IMPORT_LATE = {"__init__", "cli"}
 """Parts that may call ``importlib.import_module``, which hides an import from this file."""
 

@@ -6,10 +6,10 @@ import signal
 
 import pytest
 
-from mpitrain.cli.launch import supervise
 from mpitrain.cli.main import with_resume_value
 from mpitrain.comm.fault import FaultHook
 from mpitrain.comm.signals import StopRequest
+from mpitrain.comm.supervising import supervise
 from mpitrain.config.load import resolve
 from mpitrain.config.schema import RunConfig, TrainConfig
 from mpitrain.errors import ConfigError, ExitCode

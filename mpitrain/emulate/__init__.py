@@ -1,0 +1,1 @@
+"""Hosts on one machine, joined by links as slow as those of a topology."""

@@ -1,0 +1,1 @@
+"""Job scripts for workstations, emulated hosts and Slurm."""
