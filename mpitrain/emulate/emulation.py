@@ -59,7 +59,8 @@ class Emulation:
         """Make the hosts; what dead emulations have left behind goes first."""
         self._check()
         end_stale()
-        self._folder = Path(tempfile.mkdtemp(prefix=f"{PREFIX}{self._mark}.", dir=_plain_folder()))
+        prefix = f"{PREFIX}{self._mark.replace(':', '-')}."
+        self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_plain_folder()))
         self._write_files()
         task = warden.Task(self.topology, self._mark, self._folder, self._rootless)
         self._lifeline, its_lifeline = socket.socketpair()
@@ -175,7 +176,7 @@ def end_stale() -> None:
     """Remove what dead emulations have left behind: processes, and folders of this user."""
     processes.end_stale()
     for folder in _plain_folder().glob(f"{PREFIX}*"):
-        mark = folder.name.removeprefix(PREFIX).rpartition(".")[0]
+        mark = folder.name.removeprefix(PREFIX).rpartition(".")[0].replace("-", ":")
         if not processes.is_alive(mark) and folder.stat().st_uid == os.geteuid():
             shutil.rmtree(folder, ignore_errors=True)
 

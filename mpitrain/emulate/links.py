@@ -1,4 +1,4 @@
-"""One direction of a link, without a clock: when does a packet that comes at a time arrive at the other end?
+"""One direction of a link, without a clock: when a packet that comes at a time arrives at the other end.
 
 Times are seconds since the start of the emulation; nothing here needs root, a network or a real clock.
 """
