@@ -38,7 +38,7 @@ class Network:
         self.topology = topology
         self.wires = {
             (number, up): Wire(
-                link.up if up else link.down, link.outages, f"{topology.seed} {number} {'up' if up else 'down'}"
+                link.up if up else link.down, link.outages, f"{topology.seed} {link.name} {'up' if up else 'down'}"
             )
             for number, link in enumerate(topology.links)
             for up in (True, False)
