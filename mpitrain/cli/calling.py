@@ -18,6 +18,7 @@ COMMANDS = {
     "validate": "mpitrain.cli.validate",
     "plan": "mpitrain.cli.plan",
     "reference": "mpitrain.config.reference",
+    "reference-topology": "mpitrain.topology.reference",
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-pipeline": "mpitrain.bench.pipeline",

@@ -31,6 +31,13 @@ class Progress(StrEnum):
     LINES = "lines"
 
 
+class Page(StrEnum):
+    """What ``reference`` prints."""
+
+    CONFIG = "config"
+    TOPOLOGY = "topology"
+
+
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Train one model over slow links."
 )
@@ -192,9 +199,13 @@ def plan(
 
 
 @app.command()
-def reference() -> None:
+def reference(
+    page: Annotated[
+        Page, typer.Argument(help="Of a configuration, or of a topology.", metavar="[config|topology]")
+    ] = Page.CONFIG,
+) -> None:
     """Print the page of all keys: values, bounds, defaults, meanings."""
-    call("reference")
+    call("reference" if page is Page.CONFIG else f"reference-{page.value}")
 
 
 def with_resume_value(arguments: list[str]) -> list[str]:
