@@ -12,6 +12,7 @@ from mpitrain.errors import ExitCode
 COMMANDS = {
     "train": "mpitrain.cli.train",
     "launch": "mpitrain.cli.launch",
+    "emulate": "mpitrain.emulate.command",
     "eval": "mpitrain.cli.eval",
     "inspect": "mpitrain.cli.inspect",
     "doctor": "mpitrain.cli.doctor",
