@@ -1,33 +1,26 @@
-"""``mpitrain probe``: latency and rate between all pairs of hosts, written as a topology.
+"""The ranks of ``mpitrain probe``: latency and rate between all pairs of hosts, written as a topology.
 
-Alone, it starts its ranks itself; under a launcher, these are the ranks. JSON is a list of records ``source dest
-alpha_ms mbps sent_bytes``.
+JSON is a list of records ``source dest alpha_ms mbps sent_bytes``.
 """
 
 import re
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpi4py import MPI
-
-from mpitrain.bench.probing import Limits, Way, probe
 from mpitrain.bench.records import Record, show
-from mpitrain.comm.agreement import agree, gather
+from mpitrain.comm.agreement import agree
 from mpitrain.comm.grid import Axis
-from mpitrain.comm.hints import is_launched
-from mpitrain.comm.launching import launcher
-from mpitrain.comm.network import Network, read_network
-from mpitrain.comm.runtime import Position, ensure_home, fail, finish, start
-from mpitrain.comm.signals import StopRequest
-from mpitrain.comm.supervising import supervise
-from mpitrain.emulate.emulation import Emulation
+from mpitrain.comm.probing import Limits, Way, host_names, probe
+from mpitrain.comm.runtime import Position, fail, finish, start
 from mpitrain.errors import ConfigError, LaunchError
 from mpitrain.topology.dump import dump_topology
 from mpitrain.topology.model import Constant, Direction, Link, Site, Topology
 
 MBIT = 1e6 / 8
+MAX_NAME = 40
+"""Characters of a site's name that come from its host's: a topology allows a few more."""
+
 HEADER = """\
 # Measured by mpitrain probe, one pair at a time: a mesh of all pairs. What several pairs share (a common uplink) shows
 # in no pair alone; write such links by hand where it matters.
@@ -44,23 +37,12 @@ class Station:
     slots: int
 
 
-def main(
-    ranks: int | None,
-    *,
-    topology: Path | None,
-    emulate: bool,
-    hostfile: Path | None,
-    interface: str,
-    seconds: float,
-    out: Path | None,
-    json: Path | None,
-) -> int:
-    """Measure; rank 0 prints the table and writes the files."""
+def main(*, seconds: float, out: Path | None, json: Path | None) -> int:
+    """Measure; rank 0 prints the table and writes the files. Collective over all ranks of the job."""
     try:
-        if not is_launched():
-            return _launch(ranks, read_network(topology, hostfile, emulate=emulate, interface=interface))
         axis = Axis(start(), "world")
-        stations = agree(axis, lambda: find_stations(gather(axis, MPI.Get_processor_name())))
+        names = host_names(axis)
+        stations = agree(axis, lambda: find_stations(names))
         ways = probe(axis, [station.rank for station in stations], Limits(seconds))
         if axis.rank == 0:
             _tell(stations, ways, axis.size, json)
@@ -71,21 +53,7 @@ def main(
     return 0
 
 
-def _launch(ranks: int | None, network: Network) -> int:
-    """Start the very same command on ranks."""
-    ensure_home()
-    ranks = network.ranks(ranks)
-    words, _ = launcher(ranks, network.wishes(ranks, allow_root=True, oversubscribe=True))
-    network.check_reach(ranks)
-    command = [*words, sys.executable, "-m", "mpitrain", *sys.argv[1:]]
-    if network.emulate and network.topology:
-        with Emulation(network.topology) as emulation:
-            return emulation.run(command)
-    stop = StopRequest()
-    return supervise(command, stop)
-
-
-def find_stations(names: Sequence[object]) -> list[Station]:
+def find_stations(addresses: Sequence[str]) -> list[Station]:
     """Take the first rank of every host, from the host names of all ranks; every rank where there is one host alone.
 
     Raises
@@ -93,7 +61,6 @@ def find_stations(names: Sequence[object]) -> list[Station]:
     LaunchError
         One rank alone has nothing to measure.
     """
-    addresses = [str(name) for name in names]
     if len(addresses) < 2:
         raise LaunchError("probe: one rank has no link to measure; start at least two, one a host: -n 2")
     hosts = list(dict.fromkeys(addresses))
@@ -108,11 +75,11 @@ def find_stations(names: Sequence[object]) -> list[Station]:
 
 
 def _site_name(host: str, taken: set[str]) -> str:
-    """Make the name of a site from that of a host: letters, digits and hyphens."""
+    """Make the name of a site from that of a host: letters, digits and hyphens; none twice."""
     short = host if re.fullmatch(r"[\d.]+", host) else host.partition(".")[0]
-    name = re.sub(r"[^A-Za-z0-9]+", "-", short).strip("-") or "host"
-    number = next(number for number in range(1, len(taken) + 2) if (f"{name}-{number}" if number > 1 else name) not in taken)
-    return f"{name}-{number}" if number > 1 else name
+    base = re.sub(r"[^A-Za-z0-9]+", "-", short).strip("-")[:MAX_NAME] or "host"
+    numbered = (base if number == 1 else f"{base}-{number}" for number in range(1, len(taken) + 2))
+    return next(name for name in numbered if name not in taken)
 
 
 def measured(stations: Sequence[Station], ways: Sequence[Way]) -> Topology:

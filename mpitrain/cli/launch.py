@@ -1,17 +1,15 @@
 """``mpitrain launch``: the mpirun command for the installed MPI and the hosts, and its supervisor."""
 
-import shlex
 import sys
 from pathlib import Path
 
+from mpitrain.cli.starting import run, shown
 from mpitrain.comm.launching import launcher
-from mpitrain.comm.network import Network, read_network
-from mpitrain.comm.runtime import Position, ensure_home, fail
+from mpitrain.comm.network import read_network
+from mpitrain.comm.runtime import Position, fail
 from mpitrain.comm.signals import StopRequest
-from mpitrain.comm.supervising import supervise
 from mpitrain.comm.transport import Settings
 from mpitrain.config.load import load_config
-from mpitrain.emulate.emulation import Emulation
 from mpitrain.errors import MpitrainError
 from mpitrain.partition import GridShape
 
@@ -59,11 +57,14 @@ def main(
     command += [sys.executable, "-m", "mpitrain", "train", str(config), *flags]
     if network.placement:
         print("\n".join(network.placement.table(ranks, shape.size - shape.workers)))
-    print(_shown(command, network), flush=True)
+    print(shown(command, network), flush=True)
     if show:
         print("\n".join(remarks(settings)))
         return 0
-    return _run(command, network, stop)
+    try:
+        return run(command, network, stop)
+    except MpitrainError as error:
+        fail(error, Position())
 
 
 def fit_grid(config: Path, overrides: list[str], ranks: int) -> GridShape:
@@ -76,20 +77,3 @@ def fit_grid(config: Path, overrides: list[str], ranks: int) -> GridShape:
 def remarks(settings: Settings) -> list[str]:
     """Say what was left as the user has set it, and what the kernel does not allow: comments of a shell."""
     return [f"# kept: {item}" for item in settings.kept] + [f"# note: {note}" for note in settings.notes]
-
-
-def _shown(command: list[str], network: Network) -> str:
-    """Show what can be typed instead."""
-    around = ["mpitrain", "emulate", network.topology.source, "--"] if network.emulate and network.topology else []
-    return shlex.join([*around, *command])
-
-
-def _run(command: list[str], network: Network, stop: StopRequest) -> int:
-    ensure_home()
-    if not network.emulate or network.topology is None:
-        return supervise(command, stop)
-    try:
-        with Emulation(network.topology) as emulation:
-            return emulation.run(command)
-    except MpitrainError as error:
-        fail(error, Position())

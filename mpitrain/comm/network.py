@@ -8,7 +8,7 @@ from mpitrain.comm.launching import Wishes
 from mpitrain.comm.placing import Placement, read_hostfile, topology_placement
 from mpitrain.comm.reaching import check_reach
 from mpitrain.errors import ConfigError
-from mpitrain.topology.graph import bdp_bytes
+from mpitrain.topology.describe import bdp_bytes
 from mpitrain.topology.load import load_topology
 from mpitrain.topology.model import Topology
 

@@ -48,6 +48,11 @@ class Limits:
     timeout_s: float = 60.0
 
 
+def host_names(axis: Axis) -> list[str]:
+    """Name the host of every rank. Collective over ``axis``."""
+    return [str(name) for name in gather(axis, MPI.Get_processor_name())]
+
+
 def probe(axis: Axis, ranks: list[int], limits: Limits) -> list[Way]:
     """Measure every ordered pair of ``ranks``. Collective over ``axis``; all of its ranks get the result.
 
