@@ -49,7 +49,9 @@ SomeRanks = Annotated[
 ]
 TopologyFile = Annotated[
     Path | None,
-    typer.Option("--topology", help="TOML file of sites and links: hosts, and MPI's settings for them.", metavar="FILE"),
+    typer.Option(
+        "--topology", help="TOML file of sites and links: hosts, and MPI's settings for them.", metavar="FILE"
+    ),
 ]
 Emulate = Annotated[
     bool, typer.Option("--emulate", metavar=NO_VALUE, help="Make up the sites and links of --topology on this machine.")

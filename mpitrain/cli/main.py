@@ -118,7 +118,9 @@ def launch(
     interface: NetworkInterface = "",
     variables: Annotated[
         list[str] | None,
-        typer.Option("--env", help="Set a variable on all ranks, or forward it; may be repeated.", metavar="NAME[=VALUE]"),
+        typer.Option(
+            "--env", help="Set a variable on all ranks, or forward it; may be repeated.", metavar="NAME[=VALUE]"
+        ),
     ] = None,
     show: Annotated[
         bool, typer.Option("--print", metavar=NO_VALUE, help="Show the command and do not run it.")

@@ -110,7 +110,7 @@ def _ranks_here(ranks: int, placement: Placement | None) -> int:
 
 
 def _refuse(here: int, cores: int, wishes: Wishes) -> None:
-    """Refuse what Open MPI would, before it prints a page about it; slots that the user has written down are allowed."""
+    """Refuse what Open MPI would, before it prints a page about it; slots that somebody wrote down are allowed."""
     crowded = here > cores and not wishes.oversubscribe and wishes.placement is None
     missing = ["--allow-root"] * (os.geteuid() == 0 and not wishes.allow_root) + ["--oversubscribe"] * crowded
     if missing:
@@ -135,7 +135,8 @@ def _open_mpi_flags(
     flags += ["--allow-run-as-root"] * (os.geteuid() == 0)
     if wishes.placement:
         flags += ["--host", wishes.placement.used(ranks), "--map-by", "slot", "--bind-to", "none"]
-        names = [name for name in environment if FORWARDED.fullmatch(name)]
+        given = {item.partition("=")[0] for item in wishes.variables}  # Open MPI takes no variable twice
+        names = [name for name in environment if FORWARDED.fullmatch(name) and name not in given]
         flags += [part for name in sorted(names) for part in ("-x", name)]
     elif crowded:
         # Ranks that wait must leave the core to those that compute: no pinning to one core each.
@@ -153,7 +154,9 @@ def _checked(variables: Sequence[str]) -> Sequence[str]:
     for item in variables:
         name, equals, _ = item.partition("=")
         if not re.fullmatch(r"[A-Za-z_]\w*", name) or not (equals or name in os.environ):
-            raise ConfigError(f"launch: --env: expected NAME=VALUE, or the NAME of a variable that is set, got {item!r}")
+            raise ConfigError(
+                f"launch: --env: expected NAME=VALUE, or the NAME of a variable that is set, got {item!r}"
+            )
     return variables
 
 

@@ -86,7 +86,9 @@ def read_network(
     if emulate and topology is None:
         raise ConfigError("launch: --emulate makes up the sites of a topology; add --topology FILE")
     if topology is not None and hostfile is not None:
-        raise ConfigError('launch: --topology and --hostfile both name hosts; leave one out (sites may have host = "…")')
+        raise ConfigError(
+            'launch: --topology and --hostfile both name hosts; leave one out (sites may have host = "…")'
+        )
     if emulate and interface:
         raise ConfigError("launch: --interface: emulated hosts have one interface; leave it out, or --emulate")
     if topology is not None:

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 from mpitrain.errors import ConfigError, count
@@ -41,7 +42,7 @@ class Placement:
         ends = [0]
         for host in self.hosts:
             ends.append(min(number, ends[-1] + host.slots))
-        return [range(a, b) for a, b in zip(ends, ends[1:], strict=False)]
+        return [range(a, b) for a, b in pairwise(ends)]
 
     def check(self, number: int) -> None:
         """Refuse more ranks than slots; raises ConfigError."""
@@ -53,7 +54,10 @@ class Placement:
             )
 
     def used(self, number: int) -> str:
-        """List the hosts that get ranks, as launchers of all families read them: ``a:2,b:1``."""
+        """List the hosts that get ranks, as launchers of all families read them: ``a:2,b:1``; raises ConfigError."""
+        odd = next((host for host in self.hosts if ":" in host.name), None)
+        if odd:
+            raise ConfigError(f"{self.source}: launchers read no IPv6 address such as {odd}; give it a host name")
         parts = zip(self.hosts, self.ranks(number), strict=True)
         return ",".join(f"{host.name}:{host.slots}" for host, ranks in parts if ranks)
 

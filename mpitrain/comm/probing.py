@@ -1,7 +1,7 @@
 """What the links between hosts do: latency by messages to and fro, rate by a stream in each direction.
 
-One pair at a time, so nothing is shared. A stream is timed where it arrives, over its later half: neither the slow start
-of TCP nor the latency counts. It grows until that half takes long enough to be told from the grain of waiting.
+One pair at a time, so nothing is shared. A stream is timed where it arrives, over its later half: neither the slow
+start of TCP nor the latency counts. It grows until that half takes long enough to be told from the grain of waiting.
 """
 
 import time
@@ -119,7 +119,8 @@ class Peer:
 
     def time_streams(self) -> tuple[float, int]:
         """Ask for streams, larger ones until they are long enough; return bytes a second, and the bytes of all."""
-        begin, size, sent, rates = time.perf_counter(), FIRST_BYTES, 0, []
+        begin, size, sent = time.perf_counter(), FIRST_BYTES, 0
+        rates: list[float] = []
         while len(rates) < STREAMS:
             late = bool(sent) and time.perf_counter() - begin > self._limits.seconds
             if late and rates:

@@ -1,4 +1,4 @@
-"""Whether hosts can be reached as a launcher will reach them, within seconds: it would wait for minutes, or for ever."""
+"""Whether hosts can be reached as a launcher will reach them, within seconds: it might wait for ever."""
 
 import os
 import shlex

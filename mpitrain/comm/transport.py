@@ -195,7 +195,7 @@ def _open_mpi(major: int, bdp_bytes: float | None, interface: str, oversubscribe
             if size:
                 mca[f"btl_tcp_{name}"] = str(size)
             notes += [note] * bool(note)
-    runtime = {}
+    runtime: dict[str, str] = {}
     if interface:
         mca["btl_tcp_if_include"] = interface
         runtime["prte_if_include" if major >= 5 else "oob_tcp_if_include"] = interface
@@ -227,7 +227,7 @@ def _link_notes(bdp_bytes: float, kernel: Kernel) -> tuple[str, ...]:
 
 
 def _mpich(bdp_bytes: float | None, interface: str, oversubscribed: bool) -> Settings:
-    variables = {}
+    variables: dict[str, str] = {}
     if bdp_bytes and eager_bytes(bdp_bytes) > EAGER_MIN:
         variables |= dict.fromkeys(MPICH_EAGER, str(eager_bytes(bdp_bytes)))
     if oversubscribed:
