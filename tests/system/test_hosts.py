@@ -186,7 +186,7 @@ def test_print_starts_nothing(pair):
     lines = done.stdout.splitlines()
     assert lines[:2] == ["# one: 10.77.0.1, 1 slots", "# two: 10.77.0.2, 1 slots"]
     assert "export PRTE_MCA_plm_ssh_agent=FOLDER/agent" in lines
-    assert lines[-1] == "mpirun -n 2 'a b'"
+    assert lines[-1] == "sh -c 'exit 1'"
 
 
 def test_counts_as_json(pair):
