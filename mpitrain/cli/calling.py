@@ -24,6 +24,7 @@ COMMANDS = {
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-pipeline": "mpitrain.bench.pipeline",
+    "bench-relay": "mpitrain.bench.relay",
     "bench-start": "mpitrain.bench.start",
     "bench-stragglers": "mpitrain.bench.stragglers",
     "report": "mpitrain.report.command",
