@@ -14,8 +14,8 @@ from mpitrain.comm import launching, network
 from mpitrain.comm.family import library
 from mpitrain.comm.hints import allocated_tasks
 from mpitrain.comm.interfaces import Interface
-from mpitrain.comm.launching import Wishes, check_interface, mpirun, render
-from mpitrain.comm.network import Network, read_network
+from mpitrain.comm.launching import check_interface, mpirun, render
+from mpitrain.comm.network import Network, Wishes, read_network
 from mpitrain.comm.placing import Host, Placement
 from mpitrain.errors import ConfigError, ExitCode, LaunchError
 
