@@ -12,6 +12,7 @@ from mpitrain.errors import ExitCode
 COMMANDS = {
     "train": "mpitrain.cli.train",
     "launch": "mpitrain.cli.launch",
+    "emulate": "mpitrain.emulate.command",
     "eval": "mpitrain.cli.eval",
     "inspect": "mpitrain.cli.inspect",
     "doctor": "mpitrain.cli.doctor",
@@ -19,6 +20,7 @@ COMMANDS = {
     "plan": "mpitrain.cli.plan",
     "probe": "mpitrain.cli.probe",
     "reference": "mpitrain.config.reference",
+    "reference-topology": "mpitrain.topology.reference",
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-pipeline": "mpitrain.bench.pipeline",

@@ -52,7 +52,7 @@ def render(
     if wishes.placement:
         wishes.placement.check(ranks)
     cores = physical_cores(os.sched_getaffinity(0))
-    here = _ranks_here(ranks, wishes.placement)
+    here = ranks if wishes.crowded else _ranks_here(ranks, wishes.placement)
     settings = transport(
         linked.family,
         linked.version,

@@ -28,6 +28,8 @@ class Wishes:
         Of the links (`comm.transport`); None where they are unknown.
     placement : Placement, optional
         Hosts; this one where left out.
+    crowded : bool
+        Whether all hosts are made up and share the cores of this one.
     variables : tuple of str
         To be set on all ranks, ``NAME=VALUE``, or forwarded, ``NAME``.
     """
@@ -38,6 +40,7 @@ class Wishes:
     interface: str = ""
     bdp_bytes: float | None = None
     placement: Placement | None = None
+    crowded: bool = False
     variables: tuple[str, ...] = ()
 
 
@@ -89,12 +92,12 @@ class Network:
     def wishes(self, ranks: int, *, allow_root: bool, oversubscribe: bool, **others: object) -> Wishes:
         """Say what the launcher is to do with so many ranks; ``others`` are further fields of Wishes."""
         return Wishes(
-            allow_root=allow_root,
-            # Emulated hosts share the cores of this one: that is what was asked for.
-            oversubscribe=oversubscribe or self.emulate,
+            allow_root=allow_root or self.emulate,  # which takes root, of a kind
+            oversubscribe=oversubscribe,
             interface=self.interface,
             bdp_bytes=bdp_bytes(self.topology, ranks) if self.topology else None,
-            placement=None if self.emulate else self.placement,
+            placement=self.placement,
+            crowded=self.emulate,
             **others,  # type: ignore[arg-type]
         )
 
@@ -126,5 +129,5 @@ def read_network(
         raise ConfigError("launch: --interface: emulated hosts have one interface; leave it out, or --emulate")
     if topology is not None:
         read = load_topology(topology)
-        return Network(read, topology_placement(read), emulate, interface)
+        return Network(read, topology_placement(read, emulate=emulate), emulate, interface)
     return Network(None, read_hostfile(hostfile) if hostfile else None, emulate, interface)
