@@ -27,7 +27,7 @@ CASES = {
     ),
     "grid and servers": (
         ["-n", "4", "--set", "parallel.dp=4", "--set", "exchange.when=server"],
-        ["4*1*1", "servers = 1", "4 ranks run"],
+        ["(4 + 1)*1*1, but 4 ranks run; start 5 ranks"],
     ),
     "no number of ranks": ([], ["how many ranks", "-n"]),
     "emulation of nothing": (["--emulate", "-n", "2"], ["--emulate", "--topology FILE"]),
