@@ -56,7 +56,9 @@ def read_kernel(root: Path = ROOT) -> Kernel:
     return Kernel(
         {way: _last_number(net / f"core/{way}mem_max") for way in "wr"},
         {way: _last_number(net / f"ipv4/tcp_{way}mem") for way in "wr"},
-        restarts=read_or_empty(net / "ipv4/tcp_slow_start_after_idle") == "1",
+        # BBR paces by what it has measured, and is not asked.
+        restarts=read_or_empty(net / "ipv4/tcp_slow_start_after_idle") == "1"
+        and not read_or_empty(net / "ipv4/tcp_congestion_control").startswith("bbr"),
     )
 
 

@@ -194,6 +194,8 @@ def test_limits_are_read_from_the_kernel(tmp_path):
     }.items():
         (net / name).write_text(text)
     assert read_kernel(tmp_path) == Kernel({"w": 212992, "r": 100}, {"w": 4194304, "r": None}, restarts=True)
+    (net / "ipv4" / "tcp_congestion_control").write_text("bbr\n")
+    assert not read_kernel(tmp_path).restarts
     assert read_kernel(tmp_path / "nowhere") == Kernel({"w": None, "r": None}, {"w": None, "r": None})
 
 
