@@ -271,7 +271,7 @@ def test_a_topology_gives_hosts_and_the_sizes_of_its_links():
     assert [host.name for host in star.placement.hosts] == ["cell0", "cell1", "cell2", "cell3", "core"]
     made_up = read_network(STAR, emulate=True)
     assert made_up.wishes(4, allow_root=False, oversubscribe=False) == Wishes(
-        bdp_bytes=250_000, placement=star.placement, crowded=True
+        allow_root=True, bdp_bytes=250_000, placement=star.placement, crowded=True
     )
 
 
