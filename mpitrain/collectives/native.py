@@ -5,7 +5,9 @@ The peer that the others are measured against. Its order of additions is the lib
 
 from mpi4py import MPI
 
-from mpitrain.collectives.base import BucketState, Reducer, Run, Steps
+from mpitrain.collectives.base import BucketState
+from mpitrain.collectives.reducer import Reducer
+from mpitrain.collectives.run import Run, Steps
 from mpitrain.comm.waiting import Requests
 from mpitrain.kernels.reduce import count_not_finite
 

@@ -12,7 +12,8 @@ from mpitrain.codecs.base import Codec
 from mpitrain.codecs.memory import DoubleBuffer
 from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import make_codec
-from mpitrain.collectives.base import Bucket, BucketState, Pending, Reducer, Traffic
+from mpitrain.collectives.base import Bucket, BucketState, Traffic
+from mpitrain.collectives.reducer import Pending, Reducer
 from mpitrain.config.schema import ExchangeConfig
 from mpitrain.config.validate import STOCHASTIC
 from mpitrain.errors import ConfigError

@@ -86,6 +86,24 @@ def test_decode_add_and_a_missing_decoded(codec, memory, dtype):
     assert plain.states() == other.states()
 
 
+@pytest.mark.parametrize(("codec", "memory"), PAIRS)
+def test_parts_are_coded_like_the_whole(codec, memory):
+    """Cut at pairs of blocks, a vector leaves the same bits on both ends, and the same memories."""
+    whole, parted = Stream(codec, memory, 700), Stream(codec, memory, 700)
+    for x in walk(700, 5):
+        told, got, _, _ = whole.step(x)
+        found = np.zeros_like(x)
+        for at, stop in ((256, 512), (512, 700), (0, 256)):
+            wire, decoded = np.zeros(parted.sender.max_nbytes(stop - at), np.uint8), np.zeros(stop - at, np.float32)
+            nbytes, _ = parted.sender.encode(x[at:stop], wire, decoded, key=noise_key(1, 0), first=at, at=at)
+            assert decoded.tobytes() == told[at:stop].tobytes()
+            parted.receiver.decode_add(wire[:nbytes], found[at:stop], at=at)
+        parted.sender.commit()
+        parted.receiver.commit()
+        assert np.array_equal(found, got)
+        assert parted.states() == whole.states()
+
+
 @pytest.mark.parametrize("stochastic", [False, True])
 @pytest.mark.parametrize(("codec", "memory"), PAIRS)
 def test_a_rolled_back_step_never_was(codec, memory, stochastic):
