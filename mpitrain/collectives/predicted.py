@@ -64,14 +64,29 @@ def sent_for_sum(
         return [Sent()]
     if collective == "native":
         return [Sent(codec.nbytes(size), 1)] * ranks
-    chunks = _owned(collective, size, ranks, codec.block, servers)
-    messages = _messages(codec, memory, chunks, segment)
+    messages = _messages(codec, memory, owned(collective, size, ranks, codec.block, servers), segment)
     if collective == "ring":
         return _ring_sends(messages)
     return [there + back for there, back in zip(_scatter_sends(messages), _gather_sends(messages), strict=True)]
 
 
-def _owned(collective: str, size: int, ranks: int, block: int, servers: int) -> list[tuple[int, int]]:
+def sent_between(
+    collective: str, codec: Codec, memory: str, size: int, ranks: int, *, servers: int = 1, segment: int | None = None
+) -> list[list[int]]:
+    """Predict the bytes that every rank (row) sends to every other (column) for a sum; arguments as above.
+
+    ``native`` counts as if it were ``direct``: what MPI really does is not known.
+    """
+    if collective == "ring":
+        sent = sent_for_sum(collective, codec, memory, size, ranks, segment=segment)
+        return [[one.nbytes * (there == (here + 1) % ranks) for there in range(ranks)] for here, one in enumerate(sent)]
+    chunks = _messages(codec, memory, owned(collective, size, ranks, codec.block, servers), segment)
+    return [
+        [(chunks[here] + chunks[there]).nbytes * (here != there) for there in range(ranks)] for here in range(ranks)
+    ]
+
+
+def owned(collective: str, size: int, ranks: int, block: int, servers: int) -> list[tuple[int, int]]:
     """List the chunk that each rank owns."""
     if collective == "server":
         return server_bounds(size, ranks, servers, block)
@@ -134,7 +149,7 @@ def memory_elements(
     """
     if memory == "none" or collective == "native":
         return [0] * ranks
-    chunks = [stop - start for start, stop in _owned(collective, size, ranks, block, servers)]
+    chunks = [stop - start for start, stop in owned(collective, size, ranks, block, servers)]
     return [2 * _remembered(collective, memory, chunks, rank) for rank in range(ranks)]
 
 
