@@ -15,7 +15,14 @@ Event = tuple[str, float, float]
 
 @dataclass
 class Traffic:
-    """What one rank did for a sum. Bytes are payload and headers handed to MPI by this rank; seconds are its own."""
+    """What one rank did for a sum. Bytes are payload and headers handed to MPI by this rank; seconds are its own.
+
+    Attributes
+    ----------
+    hidden_bytes, exposed_bytes : int
+        What was received of sums that may go on beside computation: before this rank had nothing left to do but wait
+        for them, and after that.
+    """
 
     sent_bytes: int = 0
     received_bytes: int = 0
@@ -23,6 +30,8 @@ class Traffic:
     encode_s: float = 0.0
     decode_s: float = 0.0
     wait_s: float = 0.0
+    hidden_bytes: int = 0
+    exposed_bytes: int = 0
 
     def __add__(self, other: "Traffic") -> "Traffic":
         return Traffic(*(getattr(self, item.name) + getattr(other, item.name) for item in fields(self)))

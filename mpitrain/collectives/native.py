@@ -29,7 +29,7 @@ class Native(Reducer):
             for start in range(0, values.size, piece)
         ]
         run.traffic.sent_bytes += values.nbytes
-        run.traffic.received_bytes += values.nbytes
         run.traffic.messages += len(requests)
         yield Requests(requests, f"the {run.axis.name} axis to join MPI_Iallreduce")
+        run.traffic.received_bytes += values.nbytes
         run.nonfinite = count_not_finite(values) > 0

@@ -1,11 +1,9 @@
 """Sums in segments: however chunks are cut, and whoever is first, the bits are those of whole chunks.
 
-All ranks live in this process: their messages are MPI's own, from the process to itself, and they advance in an order
-drawn at random.
+All ranks live in this process and advance in an order drawn at random.
 """
 
 import itertools
-from dataclasses import dataclass, field
 
 import numpy as np
 import pytest
@@ -22,6 +20,7 @@ from mpitrain.collectives.segments import SEGMENT_BLOCK, cut, in_turns, segment_
 from mpitrain.comm.frame import Tag
 from mpitrain.comm.grid import Axis
 from mpitrain.kernels import delta
+from tests.reference.places import Place
 
 STREAMS = [
     ("raw", "none", False),
@@ -33,31 +32,6 @@ STREAMS = [
 ]
 POLLS = 10_000
 """Of a rank at most, until its sum must be complete."""
-
-
-@dataclass
-class Place:
-    """What a rank sees of a communicator of ranks that all live here."""
-
-    rank: int
-    ranks: int
-    sent: list = field(default_factory=list)
-
-    def Get_rank(self):  # noqa: N802
-        return self.rank
-
-    def Get_size(self):  # noqa: N802
-        return self.ranks
-
-    def Isend(self, message, dest, tag):  # noqa: N802
-        self.sent.append((Tag(tag % len(Tag)), dest, message[0].size))
-        return MPI.COMM_SELF.Isend(message, 0, self._tag(self.rank, dest, tag))
-
-    def Irecv(self, message, source, tag):  # noqa: N802
-        return MPI.COMM_SELF.Irecv(message, 0, self._tag(source, self.rank, tag))
-
-    def _tag(self, source, dest, tag):
-        return (tag * self.ranks + source) * self.ranks + dest
 
 
 class World:
