@@ -16,6 +16,7 @@ from mpitrain.codecs.registry import CODECS
 from mpitrain.collectives.registry import COLLECTIVES
 from mpitrain.comm.agreement import agree
 from mpitrain.comm.grid import Axis
+from mpitrain.config.schema import ExchangeConfig
 from mpitrain.config.validate import refusal
 from mpitrain.errors import ConfigError
 from mpitrain.topology.load import load_topology
@@ -28,7 +29,7 @@ def main(
     collectives: Sequence[str],
     cells: Sequence[str],
     *,
-    segment_kb: int,
+    segment_kb: int | None,
     repeats: int,
     topology: Path | None,
     path: Path | None,
@@ -48,8 +49,19 @@ def main(
     return on_ranks("allreduce", ranks, on)
 
 
-def make_cases(sizes: Sequence[float], collectives: Sequence[str], cells: Sequence[str], segment_kb: int) -> list[Case]:
+def make_cases(
+    sizes: Sequence[float], collectives: Sequence[str], cells: Sequence[str], segment_kb: int | None = None
+) -> list[Case]:
     """Combine all of them, each with its peers: MPI's own sum, and the same collective with raw values.
+
+    Parameters
+    ----------
+    sizes : list of float
+        Vectors, in 10^6 bytes of float32.
+    collectives, cells : list of str
+        Cells as `parse_stream` reads them.
+    segment_kb : int, optional
+        As of the configuration, whose default it has.
 
     Raises
     ------
@@ -60,6 +72,7 @@ def make_cases(sizes: Sequence[float], collectives: Sequence[str], cells: Sequen
     if unknown is not None:
         raise ConfigError(f"bench: --collective: expected one of {', '.join(COLLECTIVES)}, got {unknown!r}")
     streams = list(dict.fromkeys([("raw", "none"), *map(parse_stream, cells)]))
+    segment_kb = ExchangeConfig().segment_kb if segment_kb is None else segment_kb
     cases = []
     for megabytes in sizes:
         size = round(1e6 * megabytes / FLOAT32_BYTES)

@@ -17,7 +17,6 @@ from mpitrain.collectives.registry import make_reducer
 from mpitrain.collectives.segments import segment_elements
 from mpitrain.comm.agreement import NumberGather, first_on_node
 from mpitrain.comm.grid import Axis
-from mpitrain.config.schema import ExchangeConfig
 from mpitrain.topology.model import Topology
 
 PEER = "MPI_Allreduce"
@@ -45,7 +44,7 @@ class Case:
     codec: str
     memory: str
     size: int
-    segment_kb: int = ExchangeConfig().segment_kb
+    segment_kb: int
 
     @property
     def segment(self) -> int | None:

@@ -24,7 +24,7 @@ def topology(*links, slots=1):
 STAR = topology(("az", 1000, 0.1), ("bz", 1000, 0.1), ("cz", 1000, 0.1), ("dz", 1000, 0.1))
 """Four cells, and the core as the last rank."""
 
-RAW = Case("direct", "raw", "none", 1200)
+RAW = Case("direct", "raw", "none", 1200, 256)
 
 
 @pytest.mark.parametrize("collective", ["direct", "ring", "server"])
@@ -44,8 +44,8 @@ def test_bound_of_a_star():
     """2 (p - 1) / p of the vector at the rate of a link, and two latencies of two links each; of a ring six."""
     chunk = 1200 + 16
     assert RAW.bound_s(STAR, 4) == pytest.approx(2 * 3 * chunk / 1000 + 2 * 0.2)
-    assert Case(PEER, "raw", "none", 1200).bound_s(STAR, 4) == RAW.bound_s(STAR, 4)
-    assert Case("ring", "raw", "none", 1200).bound_s(STAR, 4) == pytest.approx(2 * 3 * chunk / 1000 + 6 * 0.2)
+    assert Case(PEER, "raw", "none", 1200, 256).bound_s(STAR, 4) == RAW.bound_s(STAR, 4)
+    assert Case("ring", "raw", "none", 1200, 256).bound_s(STAR, 4) == pytest.approx(2 * 3 * chunk / 1000 + 6 * 0.2)
     # The core is a rank of its own: nearer, but it adds to nobody's load.
     chunk = 960 + 16
     assert RAW.bound_s(STAR, 5) == pytest.approx(2 * 4 * chunk / 1000 + 2 * 0.2)
@@ -88,8 +88,8 @@ def test_unknown_collectives():
 
 
 def test_records_by_hand():
-    coded = Case("direct", "int8", "none", 1200)
-    peer = Case(PEER, "raw", "none", 1200)
+    coded = Case("direct", "int8", "none", 1200, 256)
+    peer = Case(PEER, "raw", "none", 1200, 256)
     measured = {
         peer: [Round(24.0, 0, 0, 0)] * 3,
         RAW: [Round(seconds, 0.1, 0.2, 7296) for seconds in (10.0, 30.0, 12.0)],
