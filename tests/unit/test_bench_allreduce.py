@@ -1,10 +1,14 @@
 """What `mpitrain bench allreduce` measures and makes of it; bounds by hand."""
 
+from pathlib import Path
+
 import pytest
 
 from mpitrain.bench.allreduce import make_cases, parse_stream
 from mpitrain.bench.bound import bound_s
 from mpitrain.bench.sums import PEER, Case, Round, record, verdicts
+from mpitrain.cli import allreduce
+from mpitrain.cli.main import run
 from mpitrain.codecs.registry import make_codec
 from mpitrain.collectives.predicted import sent_between, sent_for_sum
 from mpitrain.errors import ConfigError
@@ -142,3 +146,53 @@ def test_what_pays_is_told():
         "int8:none by ring: does not pay: 1.25 x slower than raw at 0.004 MB",
         "int4:none by direct: pays: 4.00 x faster than raw at 4 MB",
     ]
+
+
+@pytest.fixture
+def command(monkeypatch):
+    """Return a function that runs the command and returns its exit code; signals stay pytest's."""
+    monkeypatch.setattr(allreduce.StopRequest, "listen", lambda request: None)
+
+    def call(*options):
+        monkeypatch.setattr("sys.argv", ["mpitrain", "bench", "allreduce", *map(str, options)])
+        with pytest.raises(SystemExit) as ended:
+            run()
+        return ended.value.code
+
+    return call
+
+
+STAR_FILE = Path(__file__).parents[2] / "jobs" / "topologies" / "star.toml"
+
+
+@pytest.mark.parametrize(
+    ("options", "ranks", "sites"),
+    [
+        ([], 4, None),
+        (["-n", "2"], 2, None),
+        (["--topology", STAR_FILE], None, 5),
+        (["--topology", STAR_FILE, "-n", "3"], 3, 5),
+    ],
+)
+def test_ranks_that_are_started(command, monkeypatch, options, ranks, sites):
+    started = []
+    monkeypatch.setattr(allreduce, "start", lambda *given: started.append(given) or 0)
+    assert command(*options) == 0
+    ((wanted, network, _),) = started
+    assert wanted == ranks
+    assert network.topology is None if sites is None else len(network.topology.sites) == sites
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (["--cell", "int9"], "bench: --cell int9: expected CODEC"),
+        (["--collective", "star"], "bench: --collective: expected one of"),
+        (["--emulate"], "add --topology FILE"),
+        (["--topology", "missing.toml"], "missing.toml"),
+    ],
+)
+def test_refusals_before_anything_starts(command, monkeypatch, capsys, options, words):
+    monkeypatch.setattr(allreduce, "start", lambda *given: pytest.fail("something was started"))
+    assert command(*options) == 2
+    assert words in capsys.readouterr().err
