@@ -83,7 +83,7 @@ class Link(Peer):
     def _receive(self, size):
         self.asked.append(size)
         self.now += size / self.bytes_s
-        return size / 2 / self.bytes_s
+        return size / 2 / self.bytes_s, size / self.bytes_s
 
     def _tell(self, number):
         self.asked.append(number)
@@ -108,6 +108,13 @@ def test_fast_links_end_at_the_largest_stream(monkeypatch):
     link = Link(1e12, Limits(stream_bytes=2**20), monkeypatch)
     assert link.time_streams()[0] == pytest.approx(1e12)
     assert link.asked == [2**16, 2**18, 2**20, 2**20, 2**20, 0]
+
+
+def test_streams_that_come_all_at_once(monkeypatch):
+    """Through memory, the later half is there when the first has been noticed."""
+    link = Link(1e9, Limits(stream_bytes=FIRST_BYTES), monkeypatch)
+    link._receive = lambda size: (1e-7, size / 1e9)
+    assert link.time_streams() == (pytest.approx(1e9), STREAMS * FIRST_BYTES)
 
 
 def test_slow_links_end_when_their_time_is_up(monkeypatch):
