@@ -21,6 +21,7 @@ COMMANDS = {
     "probe": "mpitrain.cli.probe",
     "reference": "mpitrain.config.reference",
     "reference-topology": "mpitrain.topology.reference",
+    "bench-allreduce": "mpitrain.cli.allreduce",
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-pipeline": "mpitrain.bench.pipeline",
@@ -31,7 +32,7 @@ COMMANDS = {
 }
 """Modules with a function ``main``; each may import whatever it needs."""
 
-NEEDS_MPI = {"train", "launch", "eval", "plan", "probe", "bench-pipeline"}
+NEEDS_MPI = {"train", "launch", "eval", "plan", "probe", "bench-allreduce", "bench-pipeline"}
 
 NO_VALUE = ""
 """Of a flag: newer versions of typer show its type, as if it took a value."""

@@ -24,6 +24,9 @@ TRIPS = 9
 PIECES = 16
 FIRST_BYTES, MOST_BYTES, GROWTH = 2**16, 2**26, 4
 LONG_ENOUGH_S = 0.25
+GRAIN_S = 0.005
+"""A later half that came in faster may have been there when the first was noticed: the whole stream counts instead."""
+
 STREAMS = 3
 """Streams of the final size; the median counts."""
 
@@ -125,9 +128,9 @@ class Peer:
             late = bool(sent) and time.perf_counter() - begin > self._limits.seconds
             if late and rates:
                 break
-            half_s = self._receive(size)
+            half_s, whole_s = self._receive(size)
             sent += size
-            rate = size / 2 / half_s
+            rate = size / 2 / half_s if half_s > GRAIN_S else size / whole_s
             if half_s >= LONG_ENOUGH_S or late or size >= self._limits.stream_bytes:
                 rates.append(rate)
             else:
@@ -142,15 +145,17 @@ class Peer:
             requests = [self._axis.comm.Isend([piece, MPI.BYTE], self._rank) for piece in pieces]
             wait_all(requests, self._axis.label(self._rank), timeout_s=self._limits.timeout_s)
 
-    def _receive(self, size: int) -> float:
-        """Ask for a stream; return the seconds in which its later half came in."""
+    def _receive(self, size: int) -> tuple[float, float]:
+        """Ask for a stream; return the seconds in which its later half came in, and all of it."""
+        begin = time.perf_counter()
         pieces = _pieces(np.empty(size, np.uint8))
         requests = [self._axis.comm.Irecv([piece, MPI.BYTE], self._rank) for piece in pieces]
         self._tell(size)
         for part in (requests[: PIECES // 2], requests[PIECES // 2 :]):
-            begin = time.perf_counter()
+            middle = time.perf_counter()
             wait_all(part, self._axis.label(self._rank), timeout_s=self._limits.timeout_s)
-        return max(time.perf_counter() - begin, 1e-9)
+        end = time.perf_counter()
+        return end - middle, end - begin
 
     def _tell(self, number: int) -> None:
         request = self._axis.comm.Isend(np.array([number], np.int64), self._rank)

@@ -23,6 +23,9 @@ SLOW_BYTES_S = 1_250_000
 
 LARGE_MTU, SMALL_MTU = 9000, 1500
 
+KINDS = {"float": "a number", "int": "a whole number", "str": "text", "array": "a list", "object": "a table"}
+"""Types as messages call them."""
+
 HOST_NAME = re.compile(r"(?!\d+$|0[xX]|localhost$)[A-Za-z0-9]([A-Za-z0-9-]{0,46}[A-Za-z0-9])?")
 """No more than 48 characters, so that a prefix fits; numbers alone are read as addresses by resolvers."""
 
@@ -87,8 +90,9 @@ def _convert(tree: Tree, origin: str) -> TopologyTable:
                 node = node[int(part)]
                 key = words[-1]
                 words[-1] = told(key, int(part) + 1, node) if isinstance(node, dict) else f"{key}[{part}]"
-        expected = message[0].lower() + message[1:].partition(", got")[0].replace("`", "")
+        expected = message[0].lower() + message[1:].partition(", got")[0].replace(" | null", "")
         expected = expected.replace("object missing required field", "expected the key")
+        expected = re.sub("`(.*?)`", lambda kind: KINDS.get(kind[1], kind[1]), expected)
         where = ": ".join([origin, *words])
         raise ConfigError(f"{where}: {expected}" + (f", got {shown(node)}" if parts else "")) from None
 
@@ -98,7 +102,6 @@ def _sites(tables: Iterable[SiteTable], origin: str) -> tuple[Site, ...]:
     sites = tuple(Site(table.name, table.kind, table.slots, table.speed, table.host) for table in tables)
     if not 1 <= len(sites) <= MAX_SITES:
         raise ConfigError(f"{origin}: expected 1 to {MAX_SITES} [[site]] tables, got {len(sites)}")
-    hosts: dict[str, str] = {}
     names: dict[str, int] = {}
     for number, site in enumerate(sites, 1):
         where = f"{origin}: site {number} ({printable(site.name)})"
@@ -111,14 +114,26 @@ def _sites(tables: Iterable[SiteTable], origin: str) -> tuple[Site, ...]:
             raise ConfigError(f"{where}: name: site {earlier} has it, too (host names ignore case); choose another one")
         if site.host and not ADDRESS.fullmatch(site.host):
             raise ConfigError(f"{where}: host: expected a host name or an IP address, got {shown(site.host)}")
-        host = (site.host or site.name).lower()
-        if host in hosts:
-            raise ConfigError(f"{where}: host: {host} is that of {hosts[host]}, too; give one of them all slots")
         names[site.name.lower()] = number
-        hosts[host] = site.name
     if not any(site.slots for site in sites):
         raise ConfigError(f"{origin}: no site has slots, so no rank has a place; set slots of one to 1 or more")
+    _check_hosts([site for site in sites if site.slots], origin)
     return sites
+
+
+def _check_hosts(ranked: Sequence[Site], origin: str) -> None:
+    """Refuse a host that comes again after another one: launchers fill a host once, and ranks would be elsewhere."""
+    homes: dict[str, str] = {}
+    last = ""
+    for site in ranked:
+        host = (site.host or site.name).lower()
+        if host in homes and host != last:
+            raise ConfigError(
+                f"{origin}: site {site.name}: host: {host} is also that of {homes[host]}, with others in between; "
+                "move them together, or give one of them all slots"
+            )
+        homes[host] = site.name
+        last = host
 
 
 def _check_ends(links: Sequence[tuple[int, LinkTable]], names: list[str], origin: str) -> None:

@@ -14,8 +14,8 @@ from mpitrain.comm import launching, network
 from mpitrain.comm.family import library
 from mpitrain.comm.hints import allocated_tasks
 from mpitrain.comm.interfaces import Interface
-from mpitrain.comm.launching import Wishes, check_interface, mpirun, render
-from mpitrain.comm.network import Network, read_network
+from mpitrain.comm.launching import check_interface, mpirun, render
+from mpitrain.comm.network import Network, Wishes, read_network
 from mpitrain.comm.placing import Host, Placement
 from mpitrain.errors import ConfigError, ExitCode, LaunchError
 
@@ -89,6 +89,12 @@ def test_slots_that_are_written_down_may_crowd_this_host(machine):
     assert not has(words(FIVE, 1, placement=here, oversubscribe=False), "--mca", "mpi_yield_when_idle", "1")
 
 
+def test_made_up_hosts_share_the_cores(machine):
+    command = words(FIVE, placement=CELLS, crowded=True, oversubscribe=False)
+    assert has(command, "--mca", "mpi_yield_when_idle", "1")
+    assert has(command, "--host", "10.0.0.1:1,10.0.0.2:2,core:1")
+
+
 @LIBRARIES
 def test_the_interface_has_a_name_in_every_family(machine, text):
     """M19."""
@@ -99,6 +105,17 @@ def test_the_interface_has_a_name_in_every_family(machine, text):
         MPICH: [("-iface", "eth7"), ("-genv", "FI_TCP_IFACE", "eth7")],
     }
     assert all(has(command, *run) for run in wanted[text])
+
+
+def test_the_loopback_interface(machine):
+    """Open MPI's launcher refuses it for itself; and it leads nowhere else."""
+    for text in (FIVE, FOUR):
+        command = words(text, interface="lo")
+        assert has(command, "--mca", "btl_tcp_if_include", "lo")
+        assert not {"prte_if_include", "oob_tcp_if_include"} & set(command)
+        with pytest.raises(ConfigError, match="--interface lo leads to no other host"):
+            words(text, placement=CELLS, interface="lo")
+    assert has(words(MPICH, placement=Placement((Host("localhost", 4),), "here"), interface="lo"), "-iface", "lo")
 
 
 def test_interfaces_that_do_not_exist():
@@ -263,8 +280,10 @@ def test_a_topology_gives_hosts_and_the_sizes_of_its_links():
     wishes = star.wishes(4, allow_root=False, oversubscribe=False, survive=True)
     assert wishes == Wishes(bdp_bytes=250_000, placement=star.placement, survive=True)
     assert [host.name for host in star.placement.hosts] == ["cell0", "cell1", "cell2", "cell3", "core"]
-    made_up = read_network(STAR, emulate=True).wishes(4, allow_root=False, oversubscribe=False)
-    assert made_up == Wishes(bdp_bytes=250_000, oversubscribe=True)
+    made_up = read_network(STAR, emulate=True)
+    assert made_up.wishes(4, allow_root=False, oversubscribe=False) == Wishes(
+        allow_root=True, bdp_bytes=250_000, placement=star.placement, crowded=True
+    )
 
 
 def test_sites_that_nobody_reaches(monkeypatch):
