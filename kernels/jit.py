@@ -1,10 +1,10 @@
 """The one way kernels are compiled, and where their machine code is cached.
 
 Machine code is cached on disk so that only the first start of an installation compiles. The folder is chosen at
-import: ``NUMBA_CACHE_DIR`` where the user has set it, else the first of the package's own folder, the user's cache
-folder and the temporary folder that can be written; where none can, kernels are compiled anew in every process. Each
-host has its own subfolder: machine code depends on the processor, and folders on a network disk are not written by
-two hosts at once.
+import: ``NUMBA_CACHE_DIR`` where the user has set it and nobody else owns it, else the first of the package's own
+folder, the user's cache folder and the temporary folder that can be written; where none can, kernels are compiled anew
+in every process. Each host has its own subfolder: machine code depends on the processor, and folders on a network disk
+are not written by two hosts at once.
 """
 
 import contextlib
@@ -36,9 +36,15 @@ def _private(folder: Path) -> bool:
     return all(status.st_uid == os.geteuid() and not status.st_mode & 0o022 for status in statuses)
 
 
+def _trusted(folder: Path) -> bool:
+    """Whether a folder that the user has named is not one that somebody else has put there, as in ``/tmp``."""
+    status = folder.stat()
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o002
+
+
 def _choose_folder() -> Path | None:
     wanted = os.environ.get("NUMBA_CACHE_DIR")
-    if wanted and _writable(Path(wanted)):
+    if wanted and _writable(Path(wanted)) and _trusted(Path(wanted)):
         return Path(wanted)
     roots = [Path(__file__).resolve().parent / "__pycache__"]
     if "HOME" in os.environ or "XDG_CACHE_HOME" in os.environ:

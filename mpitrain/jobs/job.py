@@ -1,30 +1,14 @@
 """What a job script is written from."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from mpitrain.comm.placing import Host, Placement
 from mpitrain.errors import ConfigError
 from mpitrain.partition import GridShape
 from mpitrain.topology.model import Topology
 
-
-@dataclass(frozen=True)
-class Node:
-    """A machine and the ranks that follow each other on it.
-
-    Attributes
-    ----------
-    ranks : int
-        How many.
-    site : str
-        Name in the topology; empty without one.
-    host : str
-        Its address, where the topology names one.
-    """
-
-    ranks: int
-    site: str = ""
-    host: str = ""
+MAX_LISTED = 12
+"""Lines of a list of nodes."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +21,10 @@ class Job:
         Paths of the configuration, the interpreter and the launcher.
     shape : GridShape
         Grid of the ranks.
-    nodes : tuple of Node
-        Where they run, in their order.
+    placement : Placement
+        Where they run.
+    has_hosts : bool
+        Whether the placement names machines; else its names are only told.
     run_folder : str
         ``run.folder``.
     overrides : tuple of str
@@ -47,6 +33,8 @@ class Job:
         The same for each task of an array; empty for a job that is none.
     topology : str
         Path of the topology; empty without one.
+    emulate : bool
+        Whether its sites are emulated on this machine.
     variables : dict
         Environment of the ranks, by the wish of the user.
     transport : dict
@@ -61,20 +49,26 @@ class Job:
         Whether the launcher is Open MPI's; else it is MPICH's.
     srun : bool
         Whether Slurm starts the ranks itself.
+    folder : str
+        To which the script changes, as the shell reads it (not under Slurm).
+    script : str
+        Its own name, for the line that says how to start it.
     command : str
-        The command that wrote the script.
+        The one that wrote it.
     """
 
     config: str
     python: str
     mpirun: str
     shape: GridShape
-    nodes: tuple[Node, ...]
-    run_folder: str
+    placement: Placement
+    has_hosts: bool = False
+    run_folder: str = ""
     name: str = "mpitrain"
     overrides: tuple[str, ...] = ()
     points: tuple[tuple[str, ...], ...] = ()
     topology: str = ""
+    emulate: bool = False
     variables: dict[str, str] = field(default_factory=dict)
     transport: dict[str, str] = field(default_factory=dict)
     reason: str = ""
@@ -83,69 +77,72 @@ class Job:
     warning_s: int = 0
     open_mpi: bool = True
     srun: bool = False
+    folder: str = ""
+    script: str = "SCRIPT"
     command: str = ""
 
     @property
     def ranks(self) -> int:
         """All ranks."""
-        return sum(node.ranks for node in self.nodes)
+        return self.shape.size
+
+    @property
+    def hosts(self) -> list[str]:
+        """Names of the machines that get ranks."""
+        return [host.name for host, ranks in self._used() if ranks]
+
+    @property
+    def slots(self) -> list[int]:
+        """Ranks of each of these."""
+        return [len(ranks) for _, ranks in self._used() if ranks]
 
     @property
     def per_node(self) -> int:
-        """The most ranks of a node."""
-        return max(node.ranks for node in self.nodes)
+        """The most ranks of a machine."""
+        return max(self.slots)
 
     @property
     def chooses_nodes(self) -> bool:
-        """Whether ranks must be put on nodes one by one: not the same number on each, or on nodes with names."""
-        same = all(node.ranks == self.per_node for node in self.nodes[:-1])
-        return not same or any(node.host for node in self.nodes)
+        """Whether ranks are put on machines one by one: on some more than on others, or on machines with names."""
+        return self.has_hosts or len(set(self.slots[:-1])) > 1 or self.slots[-1] > self.slots[0]
+
+    def _used(self) -> list[tuple[Host, range]]:
+        return list(zip(self.placement.hosts, self.placement.ranks(self.ranks), strict=True))
+
+    def table(self) -> list[str]:
+        """Show which ranks run where, and which of them serve."""
+        lines = self.placement.table(self.ranks, self.ranks - self.shape.workers)
+        return lines if len(lines) <= MAX_LISTED else [*lines[: MAX_LISTED - 2], "…", lines[-1]]
 
 
-def place(ranks: int, per_node: int, topology: Topology | None) -> tuple[Node, ...]:
-    """Put ranks on nodes, each filled before the next.
+def place(ranks: int, per_node: int, topology: Topology | None) -> tuple[Placement, bool]:
+    """Say where ranks run, and whether on machines with names.
 
     Parameters
     ----------
     per_node : int
-        Ranks that a node takes where there is no topology.
+        Ranks that a machine takes where there is no topology.
 
     Raises
     ------
     ConfigError
-        The topology has fewer slots than ranks.
+        The topology has fewer slots than ranks, or names some of the machines and not others.
     """
     if topology is None:
         full, rest = divmod(ranks, per_node)
-        return tuple(Node(number) for number in [per_node] * full + [rest] * bool(rest))
-    sites = topology.place(ranks)
-    used = list(dict.fromkeys(site.name for site in sites))
-    names = [site.name for site in sites]
-    nodes = tuple(Node(names.count(name), name, topology.site(name).host) for name in used)
-    if any(node.host for node in nodes) and not all(node.host for node in nodes):
-        without = next(node.site for node in nodes if not node.host)
+        slots = [per_node] * full + [rest] * bool(rest)
+        return Placement(tuple(Host(f"node {number}", each) for number, each in enumerate(slots)), "job"), False
+    sites = [site for site in topology.sites if site.slots]
+    placement = Placement(
+        tuple(Host(site.host or site.name, site.slots, site.name) for site in sites), f"topology {topology.source}"
+    )
+    placement.check(ranks)
+    nameless = [site.name for site in sites if not site.host]
+    if nameless and len(nameless) < len(sites):
         raise ConfigError(
-            f"topology {topology.name}: site {without} has no host, but others have; give a host to all or to none"
+            f"topology {topology.source}: site {nameless[0]} has no host, but others have; give one to all or to none"
         )
-    return nodes
-
-
-def describe_nodes(nodes: Sequence[Node], shape: GridShape) -> list[str]:
-    """Say in lines which ranks run where, and what they do."""
-    lines, first = [], 0
-    for number, node in enumerate(nodes):
-        ranks = range(first, first + node.ranks)
-        first += node.ranks
-        which = f"rank {ranks[0]}" if len(ranks) == 1 else f"ranks {ranks[0]} to {ranks[-1]}"
-        where = node.site or f"node {number}"
-        serving = sum(rank >= shape.workers for rank in ranks)
-        what = "" if not serving else " (serves)" if serving == node.ranks else f" (the last {serving} serve)"
-        lines.append(f"{where}{f' at {node.host}' * bool(node.host)}: {which}{what}")
-    return lines if len(lines) <= MAX_LISTED else [*lines[: MAX_LISTED - 2], "…", lines[-1]]
-
-
-MAX_LISTED = 12
-"""Lines of a list of nodes."""
+    return placement, not nameless
 
 
 def fit_ranks(ranks: int | None, dp: int | None, pp: int, tp: int, servers: int, slots: int | None) -> GridShape:

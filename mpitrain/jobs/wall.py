@@ -110,8 +110,8 @@ def check_wall(config: Config, wall_s: int, reserve_s: float, pace: Pace | None)
     """
     if wall_s <= reserve_s:
         raise ConfigError(
-            f"job: --time {format_time(wall_s)} leaves nothing to train: {reserve_s:g} s before its end the job is told "
-            f"to save and stop; give it more than {format_time(math.ceil(reserve_s))}"
+            f"job: --time {format_time(wall_s)} leaves no time to train: {reserve_s:g} s before its end the job is "
+            f"told to save and stop; give it more than {format_time(math.ceil(reserve_s))}"
         )
     limit_s, name = wall_s - reserve_s, f"--time {format_time(wall_s)}, less {reserve_s:g} s to save and stop"
     own_limit, own_margin = config.run.time_limit_s, config.run.time_margin_s
