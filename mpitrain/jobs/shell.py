@@ -58,7 +58,7 @@ def comment(text: str) -> list[str]:
 
 def verbatim(lines: Iterable[str]) -> list[str]:
     """Write lines as a comment, indented and as they are."""
-    return [f"#     {_printable(line)}" for line in lines]
+    return [f"#     {_printable(line)}".rstrip() for line in lines]
 
 
 def _printable(text: str) -> str:
@@ -66,7 +66,7 @@ def _printable(text: str) -> str:
     return "".join(character if character.isprintable() else "?" for character in text)
 
 
-REFUSE = 'refuse() { echo "$2" >&2 && exit "$1"; }'
+REFUSE = 'refuse() { echo "$2" >&2; exit "$1"; }'
 """The function of a script that does it."""
 
 

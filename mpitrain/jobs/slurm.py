@@ -33,8 +33,11 @@ def _header(job: Job) -> list[str]:
         "#",
         *verbatim([f"sbatch {quote(path_text(job.script))} [options of mpitrain train, such as --set train.steps=50]"]),
         "#",
-        *comment(f"Written by: {job.command}"),
-        *comment("Lines that you may have to change have a comment. Where the ranks run, one node a line:"),
+        *comment("Lines that you may have to change have a comment. Written by:"),
+        "#",
+        *verbatim([job.command]),
+        "#",
+        *comment("Where the ranks run, a node a line:"),
         "#",
         *verbatim(job.table()),
         "#",
@@ -234,10 +237,11 @@ def _mpirun(job: Job) -> list[str]:
 
 def _srun(job: Job) -> list[str]:
     kind = "pmix" if job.open_mpi else "pmi2"
-    missing = f"Slurm cannot start MPI here: srun --mpi=list has no {kind}, so every process would train alone; "
-    missing += "write this script anew without --launcher srun"
+    missing = f"Slurm cannot start MPI here (srun --mpi={kind}): every process would train alone; write this script "
+    missing += "anew without --launcher srun"
     lines = [
-        f"srun --mpi=list 2>&1 | grep -qw {kind} || {refuse(missing, ExitCode.MPI)}",
+        # Not --mpi=list, which also names plugins whose library is missing.
+        f"srun --mpi={kind} --nodes=1 --ntasks=1 true || {refuse(missing, ExitCode.MPI)}",
         f'launch=(srun --mpi={kind} --ntasks="$ranks" --cpus-per-task="$OMP_NUM_THREADS")',
         *comment("One that dies ends all. The ranks get the environment of this script, whatever the site's default."),
         "launch+=(--kill-on-bad-exit=1 --export=ALL)",

@@ -14,18 +14,23 @@ def workstation_script(job: Job) -> str:
 def _header(job: Job) -> list[str]:
     where = "hosts that are emulated on this machine" if job.emulate else "the hosts of a topology"
     where = where if job.topology else "this machine"
+    ranks = [*comment("Where the ranks run:"), "#", *verbatim(job.table()), "#"] if job.topology else []
     return [
         "#!/usr/bin/env bash",
-        *comment(f"Trains {job.config} on {job.ranks} ranks of {where}: {job.shape}."),
+        *comment(
+            f"Trains {job.config} on {job.ranks} ranks of {where}: {job.shape}."
+        ),
         "#",
         *verbatim([f"bash {quote(path_text(job.script))} [options of mpitrain launch, such as --set train.steps=50]"]),
         "#",
         *comment(
             f"Code {ExitCode.STOPPED}, after Ctrl-C or a time limit: stopped with a checkpoint. The same command goes "
-            "on with the run."
+            "on with the run. Lines that you may have to change have a comment. Written by:"
         ),
-        *comment(f"Written by: {job.command}"),
-        *([*comment("Where the ranks run:"), "#", *verbatim(job.table())] if job.topology else []),
+        "#",
+        *verbatim([job.command]),
+        "#",
+        *ranks,
         "set -euo pipefail",
         REFUSE,
         "",

@@ -33,6 +33,7 @@ AuthInfo=socket={folder}/munge/socket,cred_expire={credential_s}
 CommunicationParameters=NoInAddrAny,NoCtldInAddrAny
 StateSaveLocation={folder}/state
 SlurmdSpoolDir={folder}/%n
+TmpFS={folder}/%n-tmp
 SlurmctldPidFile={folder}/slurmctld.pid
 SlurmdPidFile={folder}/%n.pid
 SlurmctldLogFile={folder}/slurmctld.log
@@ -93,7 +94,8 @@ class Cluster:
     def _start(self):
         folder = self.folder
         munge = folder / "munge"
-        for path in (munge, folder / "secret", folder / "state"):
+        temporary = [folder / f"bs{node}-tmp" for node in range(NODES)]
+        for path in (munge, folder / "secret", folder / "state", *temporary):
             path.mkdir()
         (folder / "secret").chmod(0o700)
         key = folder / "secret" / "key"
