@@ -31,6 +31,13 @@ class Progress(StrEnum):
     LINES = "lines"
 
 
+class Page(StrEnum):
+    """What ``reference`` prints."""
+
+    CONFIG = "config"
+    TOPOLOGY = "topology"
+
+
 app = typer.Typer(
     add_completion=False, no_args_is_help=True, pretty_exceptions_enable=False, help="Train one model over slow links."
 )
@@ -123,6 +130,25 @@ def launch(
     )
 
 
+@app.command()
+def emulate(
+    topology: Annotated[Path, typer.Argument(help="TOML file of sites and links.", metavar="TOPOLOGY")],
+    command: Annotated[
+        list[str], typer.Argument(help="After --: what to run on the first host with slots.", metavar="-- COMMAND…")
+    ],
+    show: Annotated[
+        bool, typer.Option("--print", metavar=NO_VALUE, help="Show the command and its variables, and do not run it.")
+    ] = False,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Also write what went over the links as JSON.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Run a command on emulated hosts, joined by links as slow as those of a topology; mpirun in it spans them."""
+    stop = StopRequest()
+    stop.listen()
+    call("emulate", topology, command, output=json, show=show, stop=stop)
+
+
 @app.command("eval")
 def evaluate(
     run: Annotated[Path, typer.Argument(help="Folder of a training (its run.folder).", metavar="RUN")],
@@ -192,18 +218,23 @@ def plan(
 
 
 @app.command()
-def reference() -> None:
+def reference(
+    page: Annotated[
+        Page, typer.Argument(help="Of a configuration, or of a topology.", metavar="[config|topology]")
+    ] = Page.CONFIG,
+) -> None:
     """Print the page of all keys: values, bounds, defaults, meanings."""
-    call("reference")
+    call("reference" if page is Page.CONFIG else f"reference-{page.value}")
 
 
 def with_resume_value(arguments: list[str]) -> list[str]:
     """Spell out what ``--resume`` without a value means: options of the parser always have one."""
-    following = [*arguments, ""][1:]
+    end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows belongs to another command
+    own, following = arguments[:end], [*arguments, ""][1 : end + 1]
     return [
         f"{word}={NEWEST}" if word == "--resume" and not re.fullmatch(RESUME_VALUES, after) else word
-        for word, after in zip(arguments, following, strict=True)
-    ]
+        for word, after in zip(own, following, strict=True)
+    ] + arguments[end:]
 
 
 def run() -> None:

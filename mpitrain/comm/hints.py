@@ -14,6 +14,9 @@ ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
 MAX_DIGITS = 10
 """A longer number is no count of processes."""
 
+EMULATION = "MPITRAIN_EMULATION"
+"""Mark of what runs on emulated hosts (`emulate.processes`); no setting."""
+
 RANK_HINTS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
