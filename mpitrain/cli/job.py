@@ -1,71 +1,91 @@
-"""``mpitrain job``: writes the script of a job."""
+"""The options of ``mpitrain job``."""
 
-import os
-import shlex
-import sys
+from enum import StrEnum
 from pathlib import Path
+from typing import Annotated
 
-from mpitrain.comm.family import library
-from mpitrain.comm.launching import find_launcher
-from mpitrain.comm.runtime import Position, fail, library_name
-from mpitrain.errors import ConfigError, MpitrainError
-from mpitrain.jobs.job import Job
-from mpitrain.jobs.wishes import SLURM, Wishes
-from mpitrain.jobs.writer import Origin, write_job
+import typer
 
-MODE = 0o755
+from mpitrain.cli.calling import NO_VALUE, Config, Emulate, NetworkInterface, Set, TopologyFile, call
 
 
-def main(config: Path, overrides: list[str], wishes: Wishes, *, overwrite: bool) -> int:
-    """Write the script to a file or to the output; notes and what comes next go to the error stream."""
-    try:
-        written = write_job(config, overrides, wishes, _origin())
-        if wishes.out:
-            _write(wishes.out, written.text, overwrite=overwrite)
-    except MpitrainError as error:
-        fail(error, Position())
-    if not wishes.out:
-        print(written.text, end="", flush=True)
-    for note in written.notes:
-        print(f"mpitrain: job: {note}", file=sys.stderr)
-    if wishes.out:
-        print("\n".join([*written.job.table(), _next(written.job, wishes)]), file=sys.stderr)
-    return 0
+class Scheduler(StrEnum):
+    """What will run the script."""
+
+    SLURM = "slurm"
+    MPIRUN = "mpirun"
 
 
-def _origin() -> Origin:
-    """Say where this process runs, with which Python and which MPI."""
-    linked = library(library_name())
-    return Origin(
-        folder=Path.cwd(),
-        python=sys.executable,
-        mpirun=find_launcher(linked),
-        family=linked.family,
-        version=linked.version,
-        command=shlex.join(["mpitrain", *sys.argv[1:]]),
+class Launcher(StrEnum):
+    """What starts the ranks within an allocation of Slurm."""
+
+    MPIRUN = "mpirun"
+    SRUN = "srun"
+
+
+def job(
+    config: Config,
+    scheduler: Annotated[
+        Scheduler, typer.Option(help="slurm: a batch script; mpirun: one for this machine or a topology's hosts.")
+    ],
+    overrides: Set = None,
+    topology: TopologyFile = None,
+    emulate: Emulate = False,
+    ranks: Annotated[
+        int | None,
+        typer.Option(
+            "-n", "--ranks", min=1, help="Processes; left out: those of the grid, or all slots of --topology."
+        ),
+    ] = None,
+    per_node: Annotated[
+        int | None, typer.Option(min=1, help="Ranks of a node; left out: those of a replica. Not with --topology.")
+    ] = None,
+    time: Annotated[
+        str | None,
+        typer.Option(help="Wall time of a start; left out: two hours (slurm), or none.", metavar="[D-]HH:MM:SS"),
+    ] = None,
+    step_s: Annotated[
+        float | None,
+        typer.Option(
+            help="Seconds of a step: --time must reach the next checkpoint. Left out: those of the last run in "
+            "run.folder."
+        ),
+    ] = None,
+    sweep: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Make an array with a task for each value; of several sweeps, for each combination.",
+            metavar="SECTION.KEY=VALUE,…",
+        ),
+    ] = None,
+    variables: Annotated[
+        list[str] | None, typer.Option("--env", help="Set a variable on all ranks.", metavar="NAME=VALUE")
+    ] = None,
+    interface: NetworkInterface = "",
+    launcher: Annotated[
+        Launcher, typer.Option(help="slurm: who starts the ranks; srun needs Slurm's plugin for PMIx.")
+    ] = Launcher.MPIRUN,
+    out: Annotated[
+        Path | None, typer.Option(help="File of the script; printed where left out.", metavar="FILE")
+    ] = None,
+    overwrite: Annotated[bool, typer.Option("--overwrite", metavar=NO_VALUE, help="Replace that file.")] = False,
+) -> None:
+    """Write the script of a job, with the reason of every line that may have to change; start nothing."""
+    call(
+        "job",
+        config,
+        overrides or [],
+        scheduler=scheduler.value,
+        topology=topology,
+        emulate=emulate,
+        ranks=ranks,
+        per_node=per_node,
+        time=time,
+        step_s=step_s,
+        sweep=sweep or [],
+        variables=variables or [],
+        interface=interface,
+        srun=launcher is Launcher.SRUN,
+        out=out,
+        overwrite=overwrite,
     )
-
-
-def _write(path: Path, text: str, *, overwrite: bool) -> None:
-    """Write the script, at once and whole.
-
-    Raises
-    ------
-    ConfigError
-        There is another file, which its owner may have changed, or no file can be written.
-    """
-    try:
-        if path.exists() and not overwrite and path.read_bytes() != text.encode():
-            raise ConfigError(f"job: --out {path} is there already; replace it with --overwrite, or name another file")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-        temporary.write_text(text, encoding="utf-8")
-        temporary.chmod(MODE)
-        os.replace(temporary, path)
-    except OSError as error:
-        raise ConfigError(f"job: --out {path}: {error.strerror}; name another file") from None
-
-
-def _next(job: Job, wishes: Wishes) -> str:
-    program = "sbatch" if wishes.scheduler == SLURM else "bash"
-    return f"start it with: {program} {shlex.quote(job.script)}"

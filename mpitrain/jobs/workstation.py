@@ -17,9 +17,7 @@ def _header(job: Job) -> list[str]:
     ranks = [*comment("Where the ranks run:"), "#", *verbatim(job.table()), "#"] if job.topology else []
     return [
         "#!/usr/bin/env bash",
-        *comment(
-            f"Trains {job.config} on {job.ranks} ranks of {where}: {job.shape}."
-        ),
+        *comment(f"Trains {job.config} on {job.ranks} ranks of {where}: {job.shape}."),
         "#",
         *verbatim([f"bash {quote(path_text(job.script))} [options of mpitrain launch, such as --set train.steps=50]"]),
         "#",

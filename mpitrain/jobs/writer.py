@@ -59,6 +59,11 @@ class Origin:
         absolute = Path(os.path.abspath(path))  # not resolved: a virtual environment is a link to another Python
         return str(absolute.relative_to(self.folder) if absolute.is_relative_to(self.folder) else absolute)
 
+    def program(self, path: str) -> str:
+        """Name a program, which the shell would look for elsewhere were there no slash in its name."""
+        name = self.relative(path)
+        return name if "/" in name else f"./{name}"
+
     def change(self, out: Path | None) -> str:
         """Write for a shell how a script at ``out`` finds the folder."""
         script = Path(os.path.abspath(out)) if out else None
@@ -97,8 +102,8 @@ def write_job(config: Path, overrides: list[str], wishes: Wishes, origin: Origin
     wall_s, warn_s, notes = _wall(resolved, wishes, pace)
     job = Job(
         config=origin.relative(config),
-        python=origin.relative(origin.python),
-        mpirun=origin.relative(origin.mpirun),
+        python=origin.program(origin.python),
+        mpirun=origin.program(origin.mpirun),
         shape=shape,
         placement=placement,
         has_hosts=has_hosts,
@@ -137,6 +142,8 @@ def _check_wishes(wishes: Wishes) -> None:
         raise ConfigError(f"job: {name} of Slurm; leave it out, or write for --scheduler slurm")
     if wishes.per_node is not None and wishes.topology is not None:
         raise ConfigError("job: --per-node and the slots of --topology both say how many ranks a node has; give one")
+    if wishes.step_s is not None and not 0 < wishes.step_s < math.inf:
+        raise ConfigError(f"job: --step-s: expected more than 0 seconds, got {wishes.step_s:g}")
     if wishes.interface and not INTERFACE.fullmatch(wishes.interface):
         raise ConfigError(f"job: --interface: expected a name such as eth0 or a network, got {wishes.interface!r}")
 
