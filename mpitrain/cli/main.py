@@ -13,7 +13,18 @@ import typer
 
 import mpitrain
 from mpitrain.cli.benches import bench
-from mpitrain.cli.calling import NO_VALUE, Config, Json, Ranks, Set, call
+from mpitrain.cli.calling import (
+    NO_VALUE,
+    Config,
+    Emulate,
+    HostFile,
+    Json,
+    NetworkInterface,
+    Set,
+    SomeRanks,
+    TopologyFile,
+    call,
+)
 from mpitrain.comm.hints import hinted_rank
 from mpitrain.comm.signals import StopRequest
 from mpitrain.comm.threads import limit_threads
@@ -98,7 +109,7 @@ def train(
 @app.command()
 def launch(
     config: Config,
-    ranks: Ranks,
+    ranks: SomeRanks = None,
     overrides: Set = None,
     resume: Resume = None,
     overwrite: Overwrite = False,
@@ -108,11 +119,21 @@ def launch(
         bool,
         typer.Option("--survive", metavar=NO_VALUE, help="Where servers hold the weights, go on when a worker dies."),
     ] = False,
+    topology: TopologyFile = None,
+    emulate: Emulate = False,
+    hostfile: HostFile = None,
+    interface: NetworkInterface = "",
+    variables: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env", help="Set a variable on all ranks, or forward it; may be repeated.", metavar="NAME[=VALUE]"
+        ),
+    ] = None,
     show: Annotated[
         bool, typer.Option("--print", metavar=NO_VALUE, help="Show the command and do not run it.")
     ] = False,
 ) -> None:
-    """Start mpirun with the right flags for the installed MPI, and train on its ranks."""
+    """Start mpirun with the right flags for the installed MPI and the network, and train on its ranks."""
     chosen, stop = _chosen(resume), StopRequest()
     stop.listen()
     call(
@@ -125,6 +146,11 @@ def launch(
         allow_root=allow_root,
         oversubscribe=oversubscribe,
         survive=survive,
+        topology=topology,
+        emulate=emulate,
+        hostfile=hostfile,
+        interface=interface,
+        variables=variables or [],
         show=show,
         stop=stop,
     )
@@ -215,6 +241,33 @@ def plan(
 ) -> None:
     """Show where the model can be cut, and what every layout of the ranks sends and keeps; starts no other process."""
     call("plan", config, ranks, overrides or [], measure=measure, output=json)
+
+
+@app.command()
+def probe(
+    ranks: SomeRanks = None,
+    topology: TopologyFile = None,
+    emulate: Emulate = False,
+    hostfile: HostFile = None,
+    interface: NetworkInterface = "",
+    seconds: Annotated[float, typer.Option(min=0.1, help="To be spent on a direction of a pair, about.")] = 3.0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write a topology for launch, plan and emulate.", metavar="FILE")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Measure latency and rate between all pairs of hosts, one pair and direction at a time."""
+    call(
+        "probe",
+        ranks,
+        topology=topology,
+        emulate=emulate,
+        hostfile=hostfile,
+        interface=interface,
+        seconds=seconds,
+        out=out,
+        json=json,
+    )
 
 
 @app.command()

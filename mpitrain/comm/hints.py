@@ -30,6 +30,17 @@ def hinted_size() -> tuple[str, int] | None:
     return next(((name, size) for name in SIZE_HINTS if (size := _number(name)) is not None), None)
 
 
+def allocated_tasks() -> tuple[str, int] | None:
+    """Return how many processes a Slurm allocation is for, and which variables tell; None outside of one.
+
+    ``SLURM_NTASKS`` is absent where a job was asked for by nodes and tasks a node alone.
+    """
+    if (tasks := _number("SLURM_NTASKS")) is not None:
+        return "SLURM_NTASKS", tasks
+    nodes, each = _number("SLURM_NNODES"), _number("SLURM_NTASKS_PER_NODE")
+    return None if nodes is None or each is None else ("SLURM_NNODES * SLURM_NTASKS_PER_NODE", nodes * each)
+
+
 def is_launched() -> bool:
     """Tell whether a launcher has started this process."""
     return any(_number(name) is not None for name in RANK_HINTS)

@@ -25,7 +25,8 @@ class SiteTable(Section, frozen=True, kw_only=True):
     name: Word
     """Also the name of its emulated host: letters, digits and hyphens, at most 48."""
     kind: Kind = "edge"
-    """cell, edge, aggregation, core, or a word of your own (letters, digits, hyphens). A tree has its root at the only core."""
+    """cell, edge, aggregation, core, or a word of your own (letters, digits, hyphens). A tree has its root at the only
+    core."""
     slots: Annotated[int, Meta(ge=0, le=4096)] = 1
     """Ranks that it may run; 0: it only forwards. Servers are the last ranks, so their site stands last."""
     speed: Annotated[float, Meta(ge=1e-3, le=1e3)] = 1.0
