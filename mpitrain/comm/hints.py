@@ -9,6 +9,9 @@ SIZE_HINTS = {
 }
 """Variables in which launchers tell the number of processes, the most specific first."""
 
+REMEDIES = {"SLURM_STEP_NUM_TASKS": "give srun --mpi=pmix (for MPICH: --mpi=pmi2) if Slurm has it, or "}
+"""What helps where a launcher and the library do not find each other, beside the library's own launcher."""
+
 ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
 
 MAX_DIGITS = 10

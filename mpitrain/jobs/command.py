@@ -1,5 +1,6 @@
 """``mpitrain job``: writes the script of a job."""
 
+import contextlib
 import os
 import shlex
 import sys
@@ -73,7 +74,7 @@ def _origin() -> Origin:
         mpirun=find_launcher(linked),
         family=linked.family,
         version=linked.version,
-        command=shlex.join(["mpitrain", *sys.argv[1:]]),
+        command=shlex.join(["mpitrain", *(word for word in sys.argv[1:] if word != "--overwrite")]),
     )
 
 
@@ -85,16 +86,19 @@ def _write(path: Path, text: str, *, overwrite: bool) -> None:
     ConfigError
         There is another file, which its owner may have changed, or no file can be written.
     """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         if path.exists() and not overwrite and path.read_bytes() != text.encode():
             raise ConfigError(f"job: --out {path} is there already; replace it with --overwrite, or name another file")
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
         temporary.write_text(text, encoding="utf-8")
         temporary.chmod(MODE)
         os.replace(temporary, path)
     except OSError as error:
         raise ConfigError(f"job: --out {path}: {error.strerror}; name another file") from None
+    finally:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
 
 
 def _next(job: Job, wishes: Wishes) -> str:

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from mpitrain.comm.placing import Host, Placement
+from mpitrain.comm.placing import Host, Placement, topology_placement
 from mpitrain.errors import ConfigError
 from mpitrain.partition import GridShape
 from mpitrain.topology.model import Topology
@@ -132,11 +132,9 @@ def place(ranks: int, per_node: int, topology: Topology | None) -> tuple[Placeme
         full, rest = divmod(ranks, per_node)
         slots = [per_node] * full + [rest] * bool(rest)
         return Placement(tuple(Host(f"node {number}", each) for number, each in enumerate(slots)), "job"), False
-    sites = [site for site in topology.sites if site.slots]
-    placement = Placement(
-        tuple(Host(site.host or site.name, site.slots, site.name) for site in sites), f"topology {topology.source}"
-    )
+    placement = topology_placement(topology)
     placement.check(ranks)
+    sites = [site for site in topology.sites if site.slots]
     nameless = [site.name for site in sites if not site.host]
     if nameless and len(nameless) < len(sites):
         raise ConfigError(

@@ -2,6 +2,7 @@
 
 import json
 import math
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -10,10 +11,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpitrain.cli.main import app
 from mpitrain.comm.family import MPICH
 from mpitrain.config.load import load_config
 from mpitrain.errors import ConfigError
-from mpitrain.jobs import shell
+from mpitrain.jobs import command, shell
 from mpitrain.jobs.sweep import MAX_TASKS, points
 from mpitrain.jobs.wall import Pace, check_wall, find_pace, format_time, parse_time, warning_s
 from mpitrain.jobs.wishes import MPIRUN, Wishes
@@ -31,9 +33,8 @@ def config(tmp_path):
     return path
 
 
-def configuration(text=MINIMAL, *overrides):
-    path = ROOT / "jobs" / "configs" / "quickstart.toml"
-    return load_config(path, list(overrides)).config
+def configuration(*overrides):
+    return load_config(ROOT / "jobs" / "configs" / "quickstart.toml", list(overrides)).config
 
 
 def written(config, *overrides, origin=None, **wishes):
@@ -100,12 +101,12 @@ def test_an_interval_that_does_not_fit():
         "up to a checkpoint; set checkpoint.every = 99 or less, or give it 01:01:01 or more"
     )
     check_wall(config, 3660, 60, None)
-    check_wall(configuration(MINIMAL, "checkpoint.every=0"), 3660, 60, Pace(1e6, "--step-s"))
-    check_wall(configuration(MINIMAL, "checkpoint.every=1000", "train.steps=100"), 3660, 60, Pace(36.0, "--step-s"))
+    check_wall(configuration("checkpoint.every=0"), 3660, 60, Pace(1e6, "--step-s"))
+    check_wall(configuration("checkpoint.every=1000", "train.steps=100"), 3660, 60, Pace(36.0, "--step-s"))
 
 
 def test_a_limit_of_the_run_itself_counts_too():
-    config = configuration(MINIMAL, "run.time_limit_s=110")
+    config = configuration("run.time_limit_s=110")
     check_wall(config, 7200, 60, Pace(1.0, "--step-s"))
     with pytest.raises(ConfigError, match=r"run\.time_limit_s = 110, less run\.time_margin_s, is 100 s, shorter than"):
         check_wall(config, 7200, 60, Pace(1.01, "--step-s"))
@@ -125,7 +126,7 @@ def test_the_warning_grows_with_the_step():
     config = configuration()
     assert warning_s(config, None) == 60
     assert warning_s(config, Pace(100.5, "")) == 302
-    assert warning_s(configuration(MINIMAL, "run.time_margin_s=90"), None) == 90
+    assert warning_s(configuration("run.time_limit_s=900", "run.time_margin_s=90"), None) == 90
 
 
 def test_the_pace_of_an_earlier_run(tmp_path):
@@ -383,3 +384,107 @@ def test_spaces_and_quotes_survive_workstation(tmp_path):
         *("-m", "mpitrain", "launch", "./-c'o\"n fig.toml", "-n", "2", "--resume", "auto", "--topology", "t o'p.toml"),
         *("--emulate", "--env", f"FOO={value}", "--set", "run.time_limit_s=1800", "--set", f"data.path={value}"),
     ]
+
+
+SHIPPED = [path for path in sorted((ROOT / "jobs").glob("*.s*")) if "mpitrain job" in path.read_text()]
+
+
+def test_some_are_shipped():
+    names = {path.stem for path in SHIPPED}
+    assert names >= {"workstation", "emulated", "star", "ring", "chain", "tree", "hybrid", "sweep", "srun"}
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.name)
+def test_shipped_scripts_are_what_the_command_in_them_writes(path, monkeypatch):
+    """And can be started, and pass shellcheck."""
+    text = path.read_text()
+    check_script(path)
+    assert path.stat().st_mode & 0o111
+    (line,) = [line for line in text.splitlines() if line.startswith("#     mpitrain job ")]
+    words = shlex.split(line.removeprefix("#"))
+    found = []
+    origin = Origin(ROOT, str(ROOT / ".venv/bin/python"), str(ROOT / ".venv/bin/mpirun"), command=shlex.join(words))
+    monkeypatch.setattr(command, "_origin", lambda: origin)
+    monkeypatch.setattr(command, "_write", lambda out, text, overwrite: found.append((out, text)))
+    monkeypatch.chdir(ROOT)
+    assert app(words[1:], standalone_mode=False) == 0
+    assert found == [(path.relative_to(ROOT), text)]
+
+
+def test_another_file_is_not_replaced(tmp_path):
+    path = tmp_path / "folder" / "s.sh"
+    for _ in range(2):
+        command._write(path, "one", overwrite=False)
+    assert path.stat().st_mode & 0o777 == 0o755
+    with pytest.raises(ConfigError, match=r"job: --out .* is there already; replace it with --overwrite"):
+        command._write(path, "two", overwrite=False)
+    assert path.read_text() == "one"
+    command._write(path, "two", overwrite=True)
+    assert path.read_text() == "two"
+    assert [each.name for each in path.parent.iterdir()] == ["s.sh"]
+    with pytest.raises(ConfigError, match="job: --out .*: Is a directory"):
+        command._write(path.parent, "two", overwrite=True)
+    assert len(list(tmp_path.iterdir())) == 1
+    with pytest.raises(ConfigError, match="job: --out .*: File exists; name another file"):
+        command._write(path / "below", "two", overwrite=False)
+
+
+@pytest.mark.parametrize(
+    ("variables", "ranks"),
+    [
+        ({"SLURM_NTASKS": "3", "SLURM_JOB_NUM_NODES": "3", "SLURM_NTASKS_PER_NODE": "1"}, "3"),
+        ({"SLURM_NNODES": "2", "SLURM_NTASKS_PER_NODE": "2"}, "4"),
+        ({"SLURM_NTASKS": "5", "SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS_PER_NODE": "2"}, None),
+        ({"SLURM_NTASKS": "5", "SLURM_JOB_NUM_NODES": "2"}, "5"),
+    ],
+)
+def test_ranks_follow_the_allocation(tmp_path, config, variables, ranks):
+    """S05: also where tasks are only known by node; more ranks than slots are refused before anything starts."""
+    tools(tmp_path / "bin", tmp_path / "record")
+    script = tmp_path / "s.sbatch"
+    script.write_text(written(config, ranks=3).text)
+    environment = {"PATH": "/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path)} | variables
+    result = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, check=False)
+    if ranks is None:
+        assert result.returncode == 5
+        assert result.stderr.startswith("5 ranks, but 4 slots: ask for more")
+        assert not (tmp_path / "record-mpirun").exists()
+    else:
+        assert result.returncode == 0, result.stderr
+        got = (tmp_path / "record-mpirun").read_text().split("\0")
+        assert got[got.index("-n") + 1] == ranks
+
+
+@pytest.mark.parametrize(
+    ("change", "code", "words"),
+    [
+        (lambda folder: (folder / "run.toml").unlink(), 2, "there is no run.toml; submit this from the folder"),
+        (lambda folder: (folder / "bin/mpirun").unlink(), 2, "there is no bin/mpirun; submit this"),
+        (lambda folder: None, 5, "there is no interface nope0 on "),
+    ],
+)
+def test_what_a_script_refuses(tmp_path, config, change, code, words):
+    """M19: the interface is looked for on the node, and those that exist are listed."""
+    tools(tmp_path / "bin", tmp_path / "record")
+    script = tmp_path / "s.sbatch"
+    script.write_text(written(config, ranks=3, interface="nope0").text)
+    change(tmp_path)
+    environment = {"PATH": "/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_NTASKS": "3"}
+    result = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == code
+    assert result.stderr.startswith(words)
+    assert code != 5 or "/sys/class/net/lo" in result.stderr
+    assert not (tmp_path / "record-mpirun").exists()
+
+
+def test_srun_without_its_plugin(tmp_path, config):
+    """A plugin that is listed may lack its library: it is tried."""
+    tools(tmp_path / "bin", tmp_path / "record")
+    (tmp_path / "bin" / "srun").write_text('#!/bin/bash\n[ "$1" = --mpi=pmix ] && exit 1\ntouch started\n')
+    script = tmp_path / "s.sbatch"
+    script.write_text(written(config, ranks=3, srun=True).text)
+    environment = {"PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "SLURM_SUBMIT_DIR": str(tmp_path), "SLURM_NTASKS": "3"}
+    result = subprocess.run(["bash", script], env=environment, capture_output=True, text=True, check=False)
+    assert result.returncode == 5
+    assert result.stderr.startswith("Slurm cannot start MPI here (srun --mpi=pmix): every process would train alone")
+    assert not (tmp_path / "started").exists()
