@@ -22,6 +22,9 @@ SYSTEM_FOLDERS = ("/usr/local/sbin", "/usr/sbin", "/sbin")  # of daemons; not in
 CREDENTIAL_S = 6
 """How long a requeued job waits before it may start again, among others; Slurm takes nothing shorter."""
 
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+"""States of jobs."""
+
 CONFIGURATION = """
 ClusterName=bs
 SlurmctldHost={host}(127.0.0.1)
@@ -171,17 +174,27 @@ class Cluster:
         )
         return result.stdout.strip()
 
-    def show(self, job):
-        """Return what the controller knows of a job, field by field."""
-        words = self.call("scontrol", "--oneliner", "show", "job", job).split()
-        return dict(word.partition("=")[::2] for word in words if "=" in word)
+    def succeeds(self, name, *arguments):
+        """Tell whether one of Slurm's commands ends well."""
+        try:
+            self.call(name, *arguments)
+        except subprocess.CalledProcessError:
+            return False
+        return True
 
-    def await_end(self, *jobs):
-        """Wait until jobs (or all tasks of arrays) have ended, and return their final states."""
-        ended = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
-        for job in jobs:
-            self._await(lambda job=job: self.show(job)["JobState"] in ended, f"job {job} did not end")
-        return [self.show(job)["JobState"] for job in jobs]
+    def tasks(self, job):
+        """Return what the controller knows of a job, or of each task of an array: field by field."""
+        told = self.call("scontrol", "--oneliner", "show", "job", job).splitlines()
+        return [dict(word.partition("=")[::2] for word in line.split() if "=" in word) for line in told]
+
+    def await_end(self, job):
+        """Wait until a job, or all tasks of an array, have ended; return their states, each once."""
+
+        def states():
+            return {task["JobState"] for task in self.tasks(job)}
+
+        self._await(lambda: states() <= ENDED, f"job {job} did not end")
+        return states()
 
 
 def _free_ports(count):
