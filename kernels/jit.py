@@ -36,15 +36,14 @@ def _private(folder: Path) -> bool:
     return all(status.st_uid == os.geteuid() and not status.st_mode & 0o022 for status in statuses)
 
 
-def _trusted(folder: Path) -> bool:
+def _trusted(status: os.stat_result) -> bool:
     """Whether a folder that the user has named is not one that somebody else has put there, as in ``/tmp``."""
-    status = folder.stat()
     return status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o002
 
 
 def _choose_folder() -> Path | None:
     wanted = os.environ.get("NUMBA_CACHE_DIR")
-    if wanted and _writable(Path(wanted)) and _trusted(Path(wanted)):
+    if wanted and _writable(Path(wanted)) and _trusted(Path(wanted).stat()):
         return Path(wanted)
     roots = [Path(__file__).resolve().parent / "__pycache__"]
     if "HOME" in os.environ or "XDG_CACHE_HOME" in os.environ:

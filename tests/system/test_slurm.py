@@ -168,7 +168,8 @@ def test_stop_and_requeue(cluster, project):
 
 
 STUB = """#!/bin/bash
-printf '%s\\n' "${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}" "$SLURMD_NODENAME" "$OMP_NUM_THREADS" "$FOO" "$PWD" >"$PWD/told-$$"
+rank="${OMPI_COMM_WORLD_RANK:-$SLURM_PROCID}"
+printf '%s\\n' "$rank" "$SLURMD_NODENAME" "$OMP_NUM_THREADS" "$FOO" "$PWD" >"$PWD/told-$$"
 """
 
 
