@@ -297,10 +297,9 @@ def test_paths_below_the_folder_are_relative(tmp_path, config):
 
 @given(st.text(st.characters(blacklist_characters="\0", blacklist_categories=["Cs"]), max_size=30))
 def test_any_text_survives_the_shell(text):
-    words = subprocess.run(
-        ["bash", "-c", f"printf '%s\\0' {shell.quote(text)}"], capture_output=True, check=True, text=True
-    )
-    assert words.stdout == text + "\0"
+    command = f"printf '%s\\0' {shell.quote(text)}"
+    words = subprocess.run(["bash", "-c", command], capture_output=True, check=True)
+    assert words.stdout.decode() == text + "\0"
 
 
 def tools(folder, recorder):
