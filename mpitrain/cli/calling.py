@@ -22,16 +22,18 @@ COMMANDS = {
     "job": "mpitrain.jobs.command",
     "reference": "mpitrain.config.reference",
     "reference-topology": "mpitrain.topology.reference",
+    "bench-allreduce": "mpitrain.cli.allreduce",
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-pipeline": "mpitrain.bench.pipeline",
+    "bench-relay": "mpitrain.bench.relay",
     "bench-start": "mpitrain.bench.start",
     "bench-stragglers": "mpitrain.bench.stragglers",
     "report": "mpitrain.report.command",
 }
 """Modules with a function ``main``; each may import whatever it needs."""
 
-NEEDS_MPI = {"train", "launch", "eval", "plan", "probe", "job", "bench-pipeline"}
+NEEDS_MPI = {"train", "launch", "eval", "plan", "probe", "job", "bench-allreduce", "bench-pipeline"}
 
 NO_VALUE = ""
 """Of a flag: newer versions of typer show its type, as if it took a value."""
