@@ -14,7 +14,7 @@ from mpitrain.jobs.wishes import Wishes
 from mpitrain.jobs.writer import Origin, write_job
 from mpitrain.kernels.jit import cache_folder
 from tests.system.helpers import HANG_S, ROOT, rows, summary
-from tests.system.slurm import Cluster, missing_programs
+from tests.system.slurm import ENDED, Cluster, missing_programs
 
 TINY = """
 [model]
@@ -130,6 +130,7 @@ def await_restart(cluster, job, number):
     """Return once a job waits in the queue again."""
     deadline = time.monotonic() + HANG_S
     while (found := cluster.tasks(job)[0])["Restarts"] != str(number) or found["JobState"] != "PENDING":
+        assert found["JobState"] not in ENDED, found
         assert time.monotonic() < deadline, found
         time.sleep(0.05)
 
