@@ -65,9 +65,9 @@ def configure(project, steps=4, every=0):
 
 
 def environment(cluster, **extra):
-    """Root may run Open MPI; kernels that are compiled already are used."""
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return cluster.environment(**root, NUMBA_CACHE_DIR=str(cache_folder), **extra)
+    """Root may run Open MPI, the nodes share this machine's cores, kernels that are compiled already are used."""
+    allowed = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
+    return cluster.environment(**allowed, OMPI_MCA_mpi_yield_when_idle="1", NUMBA_CACHE_DIR=str(cache_folder), **extra)
 
 
 def submit(cluster, project, *words, **variables):
