@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, cast
+from typing import Annotated, Any, cast
 
 import typer
 
@@ -22,12 +22,13 @@ COMMANDS = {
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-pipeline": "mpitrain.bench.pipeline",
     "bench-start": "mpitrain.bench.start",
+    "bench-step": "mpitrain.bench.step",
     "bench-stragglers": "mpitrain.bench.stragglers",
     "report": "mpitrain.report.command",
 }
 """Modules with a function ``main``; each may import whatever it needs."""
 
-NEEDS_MPI = {"train", "launch", "eval", "plan", "bench-pipeline"}
+NEEDS_MPI = {"train", "launch", "eval", "plan", "bench-pipeline", "bench-step"}
 
 NO_VALUE = ""
 """Of a flag: newer versions of typer show its type, as if it took a value."""
@@ -46,6 +47,11 @@ def call(command: str, *args: object, **options: object) -> None:
         _load_mpi()
     main = cast(Callable[..., int | None], importlib.import_module(COMMANDS[command]).main)
     raise typer.Exit(main(*args, **options) or 0)
+
+
+def load_torch_family() -> Callable[..., Any]:
+    """Import what needs torch, which may not be there (ImportError)."""
+    return cast(Callable[..., Any], importlib.import_module("mpitrain.bench.ddp").TorchFamily)
 
 
 def _load_mpi() -> None:
