@@ -1,4 +1,4 @@
-"""`mpitrain bench step` on any number of ranks, with a model that is as small as can be: counts and bits, no seconds."""
+"""`mpitrain bench step` on any number of ranks, with a model as small as can be: counts and bits, no seconds."""
 
 import numpy as np
 import pytest
