@@ -206,11 +206,13 @@ class Topology:
         return ways[dest]
 
     def neighbours(self, name: str) -> list[tuple[Hop, str]]:
-        """List the links that leave a site, and where they lead."""
-        found = []
+        """List the links that leave a site, in the order of the file, and where they lead."""
+        return self._neighbours.get(name, [])
+
+    @cached_property
+    def _neighbours(self) -> dict[str, list[tuple[Hop, str]]]:
+        found: dict[str, list[tuple[Hop, str]]] = {site.name: [] for site in self.sites}
         for number, link in enumerate(self.links):
-            if name == link.ends[0]:
-                found.append((Hop(number, up=True), link.ends[1]))
-            elif name == link.ends[1]:
-                found.append((Hop(number, up=False), link.ends[0]))
+            found[link.ends[0]].append((Hop(number, up=True), link.ends[1]))
+            found[link.ends[1]].append((Hop(number, up=False), link.ends[0]))
         return found

@@ -9,7 +9,8 @@ ROOT = Path(__file__).resolve().parents[2]
 LAYERS = [
     {"kernels", "errors"},
     {"arrays", "partition"},
-    {"params", "config", "topology"},
+    {"params", "config"},
+    {"topology"},
     {"codecs", "comm", "nn", "optim", "data"},
     {"collectives", "checkpoint"},
     {"parallel", "server", "emulate"},

@@ -1,0 +1,148 @@
+"""From a TOML file to a checked topology."""
+
+import difflib
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from mpitrain.config.plain import Tree, parse_toml, printable, refuse_odd_values, shown
+from mpitrain.errors import ConfigError
+from mpitrain.topology.graph import check_connected
+from mpitrain.topology.links import read_link, with_smallest_queues
+from mpitrain.topology.model import Site, Topology
+from mpitrain.topology.schema import LinkTable, SiteTable, TopologyTable
+from mpitrain.topology.unknown import refuse_unknown, told
+
+MAX_FILE_BYTES = 16_000_000
+
+SLOW_BYTES_S = 1_250_000
+"""Rate of 10 Mbit/s. Below it a packet of 9000 bytes would hold up others for more than 7 ms."""
+
+LARGE_MTU, SMALL_MTU = 9000, 1500
+
+HOST_NAME = re.compile(r"(?!\d+$|0[xX]|localhost$)[A-Za-z0-9]([A-Za-z0-9-]{0,46}[A-Za-z0-9])?")
+"""No more than 48 characters, so that a prefix fits; numbers alone are read as addresses by resolvers."""
+
+ADDRESS = re.compile(r"[A-Za-z0-9:][A-Za-z0-9._:%-]*")
+"""Host name or IP address; what begins with a hyphen would be an option."""
+
+
+def load_topology(path: Path | str) -> Topology:
+    """Read and check a topology.
+
+    Parameters
+    ----------
+    path : Path or str
+        TOML file; ``mpitrain reference topology`` tells its keys. Traces are relative to it.
+
+    Raises
+    ------
+    ConfigError
+        Unreadable file or trace, unknown key, wrong type or range, names that are used twice or that nothing has,
+        a site that no links lead to.
+    """
+    path = Path(path)
+    origin = f"topology {printable(str(path))}"
+    tree = _read(path, origin)
+    refuse_odd_values(tree, "", origin)
+    refuse_unknown(tree, origin)
+    table = _convert(tree, origin)
+    sites = _sites(table.site, origin)
+    numbered = list(enumerate(table.link, 1))
+    _check_ends(numbered, [site.name for site in sites], origin)
+    folder, defaults = path.absolute().parent, table.defaults
+    links = [read_link(link, defaults, table.seed, folder, _where(origin, number, link)) for number, link in numbered]
+    slow = any(way.rate.mean_bytes_s < SLOW_BYTES_S for link in links for way in (link.up, link.down))
+    mtu = table.mtu or (SMALL_MTU if slow else LARGE_MTU)
+    links = [with_smallest_queues(link, mtu) for link in links]
+    topology = Topology(sites, tuple(links), table.name or path.stem, table.seed, mtu, str(path))
+    check_connected(topology)
+    return topology
+
+
+def _read(path: Path, origin: str) -> Tree:
+    """Parse a file; a mark of the byte order at its beginning is skipped."""
+    try:
+        if (size := path.stat().st_size) > MAX_FILE_BYTES:
+            raise ConfigError(f"{origin}: expected at most {MAX_FILE_BYTES:,} bytes, got {size:,}")
+        text = path.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:  # a path with a NUL character, or bytes that are no UTF-8
+        raise ConfigError(f"{origin}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    try:
+        return parse_toml(text)
+    except ValueError as error:
+        raise ConfigError(f"{origin}: is not TOML: {printable(str(error))}") from None
+
+
+def _convert(tree: Tree, origin: str) -> TopologyTable:
+    try:
+        return msgspec.convert(tree, TopologyTable)
+    except msgspec.ValidationError as error:
+        message, _, where = str(error).partition(" - at ")
+        parts = re.findall(r"\w+", where)
+        node: object = tree
+        words: list[str] = []
+        for part in parts:
+            if isinstance(node, dict):
+                node = node.get(part)
+                words.append(part)
+            elif isinstance(node, list):
+                node = node[int(part)]
+                key = words[-1]
+                words[-1] = told(key, int(part) + 1, node) if isinstance(node, dict) else f"{key}[{part}]"
+        expected = message[0].lower() + message[1:].partition(", got")[0].replace("`", "")
+        where = ": ".join([origin, *words])
+        raise ConfigError(f"{where}: {expected}" + (f", got {shown(node)}" if parts else "")) from None
+
+
+def _sites(tables: Iterable[SiteTable], origin: str) -> tuple[Site, ...]:
+    """Check the names of sites, and that ranks have a place."""
+    sites = tuple(Site(table.name, table.kind, table.slots, table.speed, table.host) for table in tables)
+    hosts: dict[str, str] = {}
+    names: dict[str, int] = {}
+    for number, site in enumerate(sites, 1):
+        where = f"{origin}: site {number} ({printable(site.name)})"
+        if not HOST_NAME.fullmatch(site.name):
+            raise ConfigError(
+                f"{where}: name: expected a host name (at most 48 letters, digits and hyphens, no number, "
+                f"not localhost), got {shown(site.name)}"
+            )
+        if earlier := names.get(site.name.lower()):
+            raise ConfigError(f"{where}: name: site {earlier} has it, too (host names ignore case); choose another one")
+        if site.host and not ADDRESS.fullmatch(site.host):
+            raise ConfigError(f"{where}: host: expected a host name or an IP address, got {shown(site.host)}")
+        host = (site.host or site.name).lower()
+        if host in hosts:
+            raise ConfigError(f"{where}: host: {host} is that of {hosts[host]}, too; give one of them all slots")
+        names[site.name.lower()] = number
+        hosts[host] = site.name
+    if not any(site.slots for site in sites):
+        raise ConfigError(f"{origin}: no site has slots, so no rank has a place; set slots of one to 1 or more")
+    return sites
+
+
+def _check_ends(links: Iterable[tuple[int, LinkTable]], names: list[str], origin: str) -> None:
+    """Check that links join two known sites each, and no two the same ones."""
+    earlier: dict[frozenset[str], int] = {}
+    for number, link in links:
+        where = f"{_where(origin, number, link)}: between"
+        for end in link.between:
+            if end not in names:
+                raise ConfigError(f"{where}: there is no site {shown(end)}{_meant(end, names)}")
+        pair = frozenset(link.between)
+        if len(pair) == 1:
+            raise ConfigError(f"{where}: expected two sites, got {link.between[0]} twice")
+        if pair in earlier:
+            raise ConfigError(f"{where}: link {earlier[pair]} joins the same sites; leave one of them out")
+        earlier[pair] = number
+
+
+def _where(origin: str, number: int, link: LinkTable) -> str:
+    return f"{origin}: link {number} ({printable('-'.join(link.between))})"
+
+
+def _meant(name: str, names: list[str]) -> str:
+    near = difflib.get_close_matches(name, names, 1)
+    return f"; did you mean {near[0]}?" if near else f"; add [[site]] name = {shown(name)}"
