@@ -12,12 +12,15 @@ from mpitrain.errors import ExitCode
 COMMANDS = {
     "train": "mpitrain.cli.train",
     "launch": "mpitrain.cli.launch",
+    "emulate": "mpitrain.emulate.command",
     "eval": "mpitrain.cli.eval",
     "inspect": "mpitrain.cli.inspect",
     "doctor": "mpitrain.cli.doctor",
     "validate": "mpitrain.cli.validate",
     "plan": "mpitrain.cli.plan",
+    "probe": "mpitrain.cli.probe",
     "reference": "mpitrain.config.reference",
+    "reference-topology": "mpitrain.topology.reference",
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-pipeline": "mpitrain.bench.pipeline",
@@ -28,7 +31,7 @@ COMMANDS = {
 }
 """Modules with a function ``main``; each may import whatever it needs."""
 
-NEEDS_MPI = {"train", "launch", "eval", "plan", "bench-pipeline", "bench-step"}
+NEEDS_MPI = {"train", "launch", "eval", "plan", "probe", "bench-pipeline", "bench-step"}
 
 NO_VALUE = ""
 """Of a flag: newer versions of typer show its type, as if it took a value."""
@@ -38,6 +41,30 @@ Set = Annotated[
     list[str] | None, typer.Option("--set", help="Override a value; may be repeated.", metavar="SECTION.KEY=VALUE")
 ]
 Ranks = Annotated[int, typer.Option("-n", "--ranks", min=1, help="Processes to start.")]
+SomeRanks = Annotated[
+    int | None,
+    typer.Option(
+        "-n",
+        "--ranks",
+        min=1,
+        help="Processes to start; left out: all slots of the topology or host file, or what Slurm has granted.",
+    ),
+]
+TopologyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--topology", help="TOML file of sites and links: hosts, and MPI's settings for them.", metavar="FILE"
+    ),
+]
+Emulate = Annotated[
+    bool, typer.Option("--emulate", metavar=NO_VALUE, help="Make up the sites and links of --topology on this machine.")
+]
+HostFile = Annotated[
+    Path | None, typer.Option("--hostfile", help="Hosts with slots, as Open MPI or MPICH write them.", metavar="FILE")
+]
+NetworkInterface = Annotated[
+    str, typer.Option("--interface", help="Network interface that MPI is to use, such as eth0.", metavar="NAME")
+]
 Json = Annotated[Path | None, typer.Option("--json", help="Also write the records as JSON.", metavar="FILE")]
 
 

@@ -1,19 +1,22 @@
-"""``mpitrain launch``: the mpirun command for the installed MPI, and its supervisor."""
+"""``mpitrain launch``: the mpirun command for the installed MPI and the hosts, and its supervisor."""
 
-import shlex
 import sys
 from pathlib import Path
 
-from mpitrain.comm.launching import mpirun
-from mpitrain.comm.runtime import Position, ensure_home, fail
+from mpitrain.cli.starting import run, shown
+from mpitrain.comm.launching import launcher
+from mpitrain.comm.network import read_network
+from mpitrain.comm.runtime import Position, fail
 from mpitrain.comm.signals import StopRequest
-from mpitrain.comm.supervising import supervise
-from mpitrain.errors import LaunchError
+from mpitrain.comm.transport import Settings
+from mpitrain.config.load import load_config
+from mpitrain.errors import MpitrainError
+from mpitrain.partition import GridShape
 
 
 def main(
     config: Path,
-    ranks: int,
+    ranks: int | None,
     overrides: list[str],
     *,
     resume: str | int | None,
@@ -21,20 +24,56 @@ def main(
     allow_root: bool,
     oversubscribe: bool,
     survive: bool,
+    topology: Path | None,
+    emulate: bool,
+    hostfile: Path | None,
+    interface: str,
+    variables: list[str],
     show: bool,
     stop: StopRequest,
 ) -> int:
     """Run the launcher of the ranks, whose exit code is that of the job."""
     try:
-        launcher = mpirun(ranks, allow_root=allow_root, oversubscribe=oversubscribe, survive=survive)
-    except LaunchError as error:
+        network = read_network(topology, hostfile, emulate=emulate, interface=interface)
+        ranks = network.ranks(ranks)
+        shape = fit_grid(config, overrides, ranks)
+        command, settings = launcher(
+            ranks,
+            network.wishes(
+                ranks,
+                allow_root=allow_root,
+                oversubscribe=oversubscribe,
+                survive=survive,
+                variables=tuple(variables),
+            ),
+        )
+        if not show:
+            network.check_reach(ranks)
+    except MpitrainError as error:
         fail(error, Position())
     flags = [part for item in overrides for part in ("--set", item)]
     flags += ["--progress", "bar" if sys.stdout.isatty() else "lines"]
     flags += [f"--resume={resume}"] * (resume is not None) + ["--overwrite"] * overwrite
-    command = [*launcher, sys.executable, "-m", "mpitrain", "train", str(config), *flags]
-    print(shlex.join(command), flush=True)
+    command += [sys.executable, "-m", "mpitrain", "train", str(config), *flags]
+    if network.placement:
+        print("\n".join(network.placement.table(ranks, shape.size - shape.workers)))
+    print(shown(command, network), flush=True)
     if show:
+        print("\n".join(remarks(settings)))
         return 0
-    ensure_home()
-    return supervise(command, stop)
+    try:
+        return run(command, network, stop)
+    except MpitrainError as error:
+        fail(error, Position())
+
+
+def fit_grid(config: Path, overrides: list[str], ranks: int) -> GridShape:
+    """Check the process grid and the servers against the ranks; raises ConfigError as training itself would."""
+    resolved = load_config(config, overrides).config
+    parallel = resolved.parallel
+    return GridShape.fit(ranks, parallel.dp, parallel.pp, parallel.tp, resolved.exchange.servers or 0)
+
+
+def remarks(settings: Settings) -> list[str]:
+    """Say what was left as the user has set it, and what the kernel does not allow: comments of a shell."""
+    return [f"# kept: {item}" for item in settings.kept] + [f"# note: {note}" for note in settings.notes]

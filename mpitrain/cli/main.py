@@ -13,7 +13,18 @@ import typer
 
 import mpitrain
 from mpitrain.cli.benches import bench
-from mpitrain.cli.calling import NO_VALUE, Config, Json, Ranks, Set, call
+from mpitrain.cli.calling import (
+    NO_VALUE,
+    Config,
+    Emulate,
+    HostFile,
+    Json,
+    NetworkInterface,
+    Set,
+    SomeRanks,
+    TopologyFile,
+    call,
+)
 from mpitrain.comm.hints import hinted_rank
 from mpitrain.comm.signals import StopRequest
 from mpitrain.comm.threads import limit_threads
@@ -29,6 +40,13 @@ class Progress(StrEnum):
     AUTO = "auto"
     BAR = "bar"
     LINES = "lines"
+
+
+class Page(StrEnum):
+    """What ``reference`` prints."""
+
+    CONFIG = "config"
+    TOPOLOGY = "topology"
 
 
 app = typer.Typer(
@@ -91,7 +109,7 @@ def train(
 @app.command()
 def launch(
     config: Config,
-    ranks: Ranks,
+    ranks: SomeRanks = None,
     overrides: Set = None,
     resume: Resume = None,
     overwrite: Overwrite = False,
@@ -101,11 +119,21 @@ def launch(
         bool,
         typer.Option("--survive", metavar=NO_VALUE, help="Where servers hold the weights, go on when a worker dies."),
     ] = False,
+    topology: TopologyFile = None,
+    emulate: Emulate = False,
+    hostfile: HostFile = None,
+    interface: NetworkInterface = "",
+    variables: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--env", help="Set a variable on all ranks, or forward it; may be repeated.", metavar="NAME[=VALUE]"
+        ),
+    ] = None,
     show: Annotated[
         bool, typer.Option("--print", metavar=NO_VALUE, help="Show the command and do not run it.")
     ] = False,
 ) -> None:
-    """Start mpirun with the right flags for the installed MPI, and train on its ranks."""
+    """Start mpirun with the right flags for the installed MPI and the network, and train on its ranks."""
     chosen, stop = _chosen(resume), StopRequest()
     stop.listen()
     call(
@@ -118,9 +146,33 @@ def launch(
         allow_root=allow_root,
         oversubscribe=oversubscribe,
         survive=survive,
+        topology=topology,
+        emulate=emulate,
+        hostfile=hostfile,
+        interface=interface,
+        variables=variables or [],
         show=show,
         stop=stop,
     )
+
+
+@app.command()
+def emulate(
+    topology: Annotated[Path, typer.Argument(help="TOML file of sites and links.", metavar="TOPOLOGY")],
+    command: Annotated[
+        list[str], typer.Argument(help="After --: what to run on the first host with slots.", metavar="-- COMMAND…")
+    ],
+    show: Annotated[
+        bool, typer.Option("--print", metavar=NO_VALUE, help="Show the command and its variables, and do not run it.")
+    ] = False,
+    json: Annotated[
+        Path | None, typer.Option("--json", help="Also write what went over the links as JSON.", metavar="FILE")
+    ] = None,
+) -> None:
+    """Run a command on emulated hosts, joined by links as slow as those of a topology; mpirun in it spans them."""
+    stop = StopRequest()
+    stop.listen()
+    call("emulate", topology, command, output=json, show=show, stop=stop)
 
 
 @app.command("eval")
@@ -192,18 +244,50 @@ def plan(
 
 
 @app.command()
-def reference() -> None:
+def probe(
+    ranks: SomeRanks = None,
+    topology: TopologyFile = None,
+    emulate: Emulate = False,
+    hostfile: HostFile = None,
+    interface: NetworkInterface = "",
+    seconds: Annotated[float, typer.Option(min=0.1, help="To be spent on a direction of a pair, about.")] = 3.0,
+    out: Annotated[
+        Path | None, typer.Option(help="Write a topology for launch, plan and emulate.", metavar="FILE")
+    ] = None,
+    json: Json = None,
+) -> None:
+    """Measure latency and rate between all pairs of hosts, one pair and direction at a time."""
+    call(
+        "probe",
+        ranks,
+        topology=topology,
+        emulate=emulate,
+        hostfile=hostfile,
+        interface=interface,
+        seconds=seconds,
+        out=out,
+        json=json,
+    )
+
+
+@app.command()
+def reference(
+    page: Annotated[
+        Page, typer.Argument(help="Of a configuration, or of a topology.", metavar="[config|topology]")
+    ] = Page.CONFIG,
+) -> None:
     """Print the page of all keys: values, bounds, defaults, meanings."""
-    call("reference")
+    call("reference" if page is Page.CONFIG else f"reference-{page.value}")
 
 
 def with_resume_value(arguments: list[str]) -> list[str]:
     """Spell out what ``--resume`` without a value means: options of the parser always have one."""
-    following = [*arguments, ""][1:]
+    end = arguments.index("--") if "--" in arguments else len(arguments)  # what follows belongs to another command
+    own, following = arguments[:end], [*arguments, ""][1 : end + 1]
     return [
         f"{word}={NEWEST}" if word == "--resume" and not re.fullmatch(RESUME_VALUES, after) else word
-        for word, after in zip(arguments, following, strict=True)
-    ]
+        for word, after in zip(own, following, strict=True)
+    ] + arguments[end:]
 
 
 def run() -> None:

@@ -10,6 +10,7 @@ from importlib import metadata
 from pathlib import Path
 
 from mpitrain.cli.process import Answer, ask
+from mpitrain.comm.family import identify
 from mpitrain.comm.fault import VARIABLE, unread_variables
 from mpitrain.comm.machine import Finding, Level
 
@@ -19,17 +20,6 @@ IMPORTS = {
     "numba": "import numba, mpitrain.kernels.jit as jit; print(jit.cache_folder or '')",
 }
 """What is tried of each package, in a process of its own: a build for another processor ends the process."""
-
-FAMILIES = {
-    "Open MPI": "Open MPI",
-    "OpenRTE": "Open MPI",
-    "Intel": "Intel MPI",
-    "MVAPICH": "MVAPICH",
-    "HYDRA": "MPICH",
-    "MPICH": "MPICH",
-    "slurm": "Slurm",
-}
-"""Words by which libraries and launchers name the MPI that they belong to."""
 
 SLOWING = {
     "OPENBLAS_CORETYPE": "takes the products of another processor: slower, or an illegal instruction",
@@ -125,13 +115,6 @@ def mpi_facts(run: Run = ask) -> tuple[Finding, dict[str, str]]:
     if identify(facts["library"])[0] != identify(facts["built_for"])[0]:
         return Finding(Level.FAIL, what, "pip install --force-reinstall --no-binary mpi4py mpi4py"), facts
     return Finding(Level.OK, what), facts
-
-
-def identify(text: str) -> tuple[str, str]:
-    """Find the family and the version in what a library or a launcher says of itself; empty where it says neither."""
-    family = next((name for word, name in FAMILIES.items() if word in text), "")
-    version = re.search(r"\d+\.\d+[\w.]*", text)
-    return family, version[0] if version else ""
 
 
 def _name(identity: tuple[str, str]) -> str:

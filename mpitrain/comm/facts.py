@@ -9,17 +9,10 @@ from pathlib import Path
 
 import mpi4py
 
-from mpitrain.comm.runtime import library_name  # before MPI is loaded, which would start by itself
+from mpitrain.comm.runtime import THREAD_LEVELS, library_name  # before MPI is loaded, which would start by itself
 
 # isort: split
 from mpi4py import MPI
-
-THREAD_LEVELS = {
-    MPI.THREAD_SINGLE: "SINGLE",
-    MPI.THREAD_FUNNELED: "FUNNELED",
-    MPI.THREAD_SERIALIZED: "SERIALIZED",
-    MPI.THREAD_MULTIPLE: "MULTIPLE",
-}
 
 Facts = dict[str, str]
 

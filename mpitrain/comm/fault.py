@@ -28,6 +28,7 @@ import time
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from mpitrain.comm.hints import EMULATION
 from mpitrain.errors import ConfigError
 
 PREFIX = "MPITRAIN_"
@@ -140,7 +141,7 @@ class FaultHook:
 
 def unread_variables(environment: Mapping[str, str] = os.environ) -> list[str]:
     """Warn of variables that look as if they configured something: none but ``VARIABLE`` is ever read."""
-    names = sorted(name for name in environment if name.startswith(PREFIX) and name != VARIABLE)
+    names = sorted(name for name in environment if name.startswith(PREFIX) and name not in (VARIABLE, EMULATION))
     return [f"{name} is set, but nothing reads it: configuration comes from the file and --set" for name in names]
 
 

@@ -12,6 +12,9 @@ SIZE_HINTS = {
 MAX_DIGITS = 10
 """A longer number is no count of processes."""
 
+EMULATION = "MPITRAIN_EMULATION"
+"""Mark of what runs on emulated hosts (`emulate.processes`); no setting."""
+
 RANK_HINTS = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK", "SLURM_PROCID")
 
 
@@ -23,6 +26,17 @@ def hinted_rank() -> int:
 def hinted_size() -> tuple[str, int] | None:
     """Return the most specific variable that tells the number of processes, and what it tells; None without one."""
     return next(((name, size) for name in SIZE_HINTS if (size := _number(name)) is not None), None)
+
+
+def allocated_tasks() -> tuple[str, int] | None:
+    """Return how many processes a Slurm allocation is for, and which variables tell; None outside of one.
+
+    ``SLURM_NTASKS`` is absent where a job was asked for by nodes and tasks a node alone.
+    """
+    if (tasks := _number("SLURM_NTASKS")) is not None:
+        return "SLURM_NTASKS", tasks
+    nodes, each = _number("SLURM_NNODES"), _number("SLURM_NTASKS_PER_NODE")
+    return None if nodes is None or each is None else ("SLURM_NNODES * SLURM_NTASKS_PER_NODE", nodes * each)
 
 
 def is_launched() -> bool:

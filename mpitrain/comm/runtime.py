@@ -16,6 +16,17 @@ from mpitrain.errors import ExitCode, LaunchError, MpitrainError
 mpi4py.rc(initialize=False, finalize=False)
 from mpi4py import MPI  # noqa: E402  (the two options only work before this import)
 
+THREAD_LEVELS = {
+    MPI.THREAD_SINGLE: "SINGLE",
+    MPI.THREAD_FUNNELED: "FUNNELED",
+    MPI.THREAD_SERIALIZED: "SERIALIZED",
+    MPI.THREAD_MULTIPLE: "MULTIPLE",
+}
+"""From the least to the most."""
+
+NEEDED = MPI.THREAD_FUNNELED
+"""One thread calls MPI, and others read data beside it."""
+
 
 @dataclass
 class Position:
@@ -32,7 +43,7 @@ def library_name() -> str:
 def start() -> MPI.Intracomm:
     """Initialize MPI and check that the launcher and the library mean the same job.
 
-    Asks for the least thread level that is needed: one thread calls MPI.
+    Asks for the least thread level that is needed, whatever mpi4py's own variables say.
 
     Returns
     -------
@@ -43,11 +54,12 @@ def start() -> MPI.Intracomm:
     ------
     LaunchError
         The launcher started another number of processes than the library sees: they belong to different MPIs, and
-        every process would train alone and write the same files.
+        every process would train alone and write the same files. Or the library grants less than that level.
     """
     ensure_home()
     if not MPI.Is_initialized():
-        MPI.Init_thread(MPI.THREAD_FUNNELED)
+        MPI.Init_thread(NEEDED)
+    _check_threads(MPI.Query_thread())
     size = MPI.COMM_WORLD.Get_size()
     name, hinted = hinted_size() or ("", size)
     if hinted != size:
@@ -56,6 +68,17 @@ def start() -> MPI.Intracomm:
             f"{size}; start with the mpirun of that library, or unset {name}"
         )
     return MPI.COMM_WORLD
+
+
+def _check_threads(granted: int) -> None:
+    """Refuse a thread level that is too low, on all ranks alike; raises LaunchError."""
+    if granted < NEEDED:
+        error = LaunchError(
+            f"launch: {library_name()} grants threads at level {THREAD_LEVELS[granted]}, but {THREAD_LEVELS[NEEDED]} "
+            "is needed: data are read beside the thread that calls MPI; take an MPI that was built with threads"
+        )
+        error.agreed = True
+        raise error
 
 
 def ensure_home() -> None:

@@ -4,14 +4,15 @@ import ctypes
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
 from types import FrameType
 
 from mpitrain.comm.signals import ONCE, STOP_SIGNALS, TWICE, StopRequest
 from mpitrain.errors import ExitCode
 
 
-def supervise(command: list[str], stop: StopRequest) -> int:
-    """Run a launcher to its end and return its exit code.
+def supervise(command: list[str], stop: StopRequest, environment: Mapping[str, str] | None = None) -> int:
+    """Run a launcher to its end, in this process's environment or another, and return its exit code.
 
     A wish to stop (Ctrl-C, SIGTERM, …) goes on as SIGUSR1, which launchers pass to all ranks, so that these save and
     leave: what the launcher gets itself, it takes as an order to kill them. A second Ctrl-C is that order.
@@ -21,6 +22,7 @@ def supervise(command: list[str], stop: StopRequest) -> int:
     # A group of its own, or the terminal's Ctrl-C would reach the launcher, too.
     job = subprocess.Popen(
         command,
+        env=environment,
         stdin=subprocess.DEVNULL,
         process_group=0,
         preexec_fn=_end_with_parent,  # noqa: PLW1509 (unsafe beside threads, and there are none)

@@ -4,17 +4,20 @@ import ast
 import inspect
 import itertools
 import json
+import re
 import sys
 import typing
+from collections.abc import Callable
 
-from msgspec import NODEFAULT, Meta, structs
+from msgspec import NODEFAULT, Meta, Struct, structs
 
-from mpitrain.config import schema
 from mpitrain.config.load import toml_value
 from mpitrain.config.schema import Config, RuleConfig, Section
 from mpitrain.config.validate import READ_BY, READ_BY_SPLIT
 
 TYPES = {int: "whole number", float: "number", str: "text", bool: "true, false"}
+
+NOUN = re.compile(r"\b(list|number)\b")
 
 HEAD = """\
 # Every key of a configuration
@@ -54,26 +57,38 @@ def reference() -> str:
 
 def _section(title: str, name: str, kind: type[Section]) -> str:
     """Render one table: what it is about, and a row for each key."""
+
+    def read_with(key: str) -> str:
+        choices = readers(f"{name}.{key}")
+        return f" Read with {choices}." if choices else ""
+
+    return "\n".join([f"## {title}", "", purpose(kind), "", *key_table(kind, read_with)]) + "\n"
+
+
+def purpose(kind: type[Section]) -> str:
+    """Read what a table is about: its docstring after the colon."""
+    words = " ".join(inspect.cleandoc(kind.__doc__ or "").partition(": ")[2].split()).replace("``", "`")
+    return words[:1].upper() + words[1:]
+
+
+def key_table(kind: type[Section], besides: Callable[[str], str] = lambda key: "") -> list[str]:
+    """Render the lines of a table with a row for each key; ``besides`` adds to its meaning."""
     hints = typing.get_type_hints(kind, include_extras=True)
     meaning = meanings(kind)
-    purpose = inspect.cleandoc(kind.__doc__ or "").partition(": ")[2]
-    rows = [f"## {title}", "", purpose[:1].upper() + purpose[1:], ""]
-    rows += ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
+    rows = ["| key | value | default | meaning |", "| --- | --- | --- | --- |"]
     for field in structs.fields(kind):
         default = "required" if field.default is NODEFAULT else _default(field.default)
-        choices = readers(f"{name}.{field.name}")
-        told = " ".join([meaning.get(field.name, ""), *([f"Read with {choices}."] if choices else [])])
-        cells = (f"`{field.name}`", describe(hints[field.name]), default, told)
+        cells = (f"`{field.name}`", describe(hints[field.name]), default, meaning[field.name] + besides(field.name))
         rows.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
-    return "\n".join(rows) + "\n"
+    return rows
 
 
 def meanings(kind: type[Section]) -> dict[str, str]:
-    """Read the strings that follow the fields of a section, each on one line."""
-    tree = ast.parse(inspect.getsource(schema))
-    body = next(node.body for node in tree.body if isinstance(node, ast.ClassDef) and node.name == kind.__name__)
-    found: dict[str, str] = {}
-    for field, text in itertools.pairwise(body):
+    """Read the strings that follow the fields of a section and of those that it extends, each on one line."""
+    above = kind.__base__
+    found = meanings(above) if above and issubclass(above, Section) and above is not Section else {}
+    (tree,) = ast.parse(inspect.getsource(kind)).body
+    for field, text in itertools.pairwise(typing.cast(ast.ClassDef, tree).body):
         if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(text, ast.Expr):
             found[field.target.id] = " ".join(str(ast.literal_eval(text.value)).split()).replace("``", "`")
     return found
@@ -87,7 +102,7 @@ def describe(hint: object) -> str:
     if origin is typing.Annotated:
         return " ".join([describe(inner[0]), *(_bounds(meta) for meta in inner[1:])]).strip()
     if origin is tuple:
-        return f"list of {describe(inner[0])}".replace("number", "numbers")
+        return "list of " + NOUN.sub(r"\1s", describe(inner[0]))
     if inner:  # a union; None stands for "left out"
         return " or ".join(describe(each) for each in inner if each is not type(None))
     return TYPES[hint] if isinstance(hint, type) and hint in TYPES else "tables, see below"
@@ -101,11 +116,13 @@ def _bounds(meta: Meta) -> str:
         words.append(f"≤ {meta.le:g}")
     if meta.min_length:
         words.append("that is not empty")
+    if meta.max_length:
+        words.append(f"of at most {meta.max_length} characters")
     return ", ".join(words)
 
 
 def _default(value: object) -> str:
-    return "left out" if value is None else f"`{toml_value(value)}`"
+    return "left out" if value is None or isinstance(value, Struct) else f"`{toml_value(value)}`"
 
 
 def readers(dotted: str) -> str:

@@ -19,6 +19,7 @@ Facts = dict[str, float | Rate]
 """What is known of one direction: ``rate``, and numbers under the names of their keys."""
 
 NUMBERS = ("delay_ms", "jitter_ms", "loss_pct", "duplicate_pct", "reorder_pct", "queue_ms")
+RATES_UP, RATES_DOWN = ("up_mbps", "trace_up"), ("down_mbps", "trace_down")
 QUEUE_MS = 200.0
 QUEUE_PACKETS = 32
 """A queue has room for so many at least; fewer would keep TCP from ever filling the link."""
@@ -50,6 +51,8 @@ def read_link(table: LinkTable, defaults: LinkKeys, seed: int, folder: Path, whe
             f"{where}: profile: expected one of {', '.join(PROFILES)}, got {shown(profile)}"
             + (f"; did you mean {near[0]}?" if near else "")
         )
+    for keys, place in ((table, where), (defaults, f"{where}: [defaults]")):
+        _refuse_unread(keys, place)
     ways = []
     for way in ("up", "down"):
         measured = _measured(profile, way, seed, name) if profile else {}
@@ -67,6 +70,15 @@ def with_smallest_queues(link: Link, mtu: int) -> Link:
     smallest = QUEUE_PACKETS * mtu
     up, down = (replace(way, queue_bytes=max(way.queue_bytes, smallest)) for way in (link.up, link.down))
     return replace(link, up=up, down=down)
+
+
+def _refuse_unread(table: LinkKeys, where: str) -> None:
+    """Refuse a key for both directions that the keys of each leave nothing to."""
+    directed = {name: (f"up_{name}", f"down_{name}") for name in NUMBERS}
+    pairs = [*directed.items(), *(("rate_mbps", (up, down)) for up in RATES_UP for down in RATES_DOWN)]
+    for both, (up, down) in pairs:
+        if all(getattr(table, key) is not None for key in (both, up, down)):
+            raise ConfigError(f"{where}: {both} counts for neither direction beside {up} and {down}; leave it out")
 
 
 def _own(table: LinkKeys, way: str, folder: Path, where: str) -> Facts:

@@ -2,20 +2,21 @@
 
 import difflib
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import msgspec
 
 from mpitrain.config.plain import Tree, parse_toml, printable, refuse_odd_values, shown
 from mpitrain.errors import ConfigError
+from mpitrain.topology.files import read_text
 from mpitrain.topology.graph import check_connected
 from mpitrain.topology.links import read_link, with_smallest_queues
 from mpitrain.topology.model import Site, Topology
-from mpitrain.topology.schema import LinkTable, SiteTable, TopologyTable
+from mpitrain.topology.schema import MAX_LINKS, MAX_SITES, LinkTable, SiteTable, TopologyTable
 from mpitrain.topology.unknown import refuse_unknown, told
 
-MAX_FILE_BYTES = 16_000_000
+MAX_CHARACTERS = 16_000_000
 
 SLOW_BYTES_S = 1_250_000
 """Rate of 10 Mbit/s. Below it a packet of 9000 bytes would hold up others for more than 7 ms."""
@@ -57,19 +58,13 @@ def load_topology(path: Path | str) -> Topology:
     slow = any(way.rate.mean_bytes_s < SLOW_BYTES_S for link in links for way in (link.up, link.down))
     mtu = table.mtu or (SMALL_MTU if slow else LARGE_MTU)
     links = [with_smallest_queues(link, mtu) for link in links]
-    topology = Topology(sites, tuple(links), table.name or path.stem, table.seed, mtu, str(path))
+    topology = Topology(sites, tuple(links), printable(table.name or path.stem), table.seed, mtu, str(path))
     check_connected(topology)
     return topology
 
 
 def _read(path: Path, origin: str) -> Tree:
-    """Parse a file; a mark of the byte order at its beginning is skipped."""
-    try:
-        if (size := path.stat().st_size) > MAX_FILE_BYTES:
-            raise ConfigError(f"{origin}: expected at most {MAX_FILE_BYTES:,} bytes, got {size:,}")
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:  # a path with a NUL character, or bytes that are no UTF-8
-        raise ConfigError(f"{origin}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
+    text = read_text(path, MAX_CHARACTERS, origin)
     try:
         return parse_toml(text)
     except ValueError as error:
@@ -93,6 +88,7 @@ def _convert(tree: Tree, origin: str) -> TopologyTable:
                 key = words[-1]
                 words[-1] = told(key, int(part) + 1, node) if isinstance(node, dict) else f"{key}[{part}]"
         expected = message[0].lower() + message[1:].partition(", got")[0].replace("`", "")
+        expected = expected.replace("object missing required field", "expected the key")
         where = ": ".join([origin, *words])
         raise ConfigError(f"{where}: {expected}" + (f", got {shown(node)}" if parts else "")) from None
 
@@ -100,6 +96,8 @@ def _convert(tree: Tree, origin: str) -> TopologyTable:
 def _sites(tables: Iterable[SiteTable], origin: str) -> tuple[Site, ...]:
     """Check the names of sites, and that ranks have a place."""
     sites = tuple(Site(table.name, table.kind, table.slots, table.speed, table.host) for table in tables)
+    if not 1 <= len(sites) <= MAX_SITES:
+        raise ConfigError(f"{origin}: expected 1 to {MAX_SITES} [[site]] tables, got {len(sites)}")
     hosts: dict[str, str] = {}
     names: dict[str, int] = {}
     for number, site in enumerate(sites, 1):
@@ -123,8 +121,10 @@ def _sites(tables: Iterable[SiteTable], origin: str) -> tuple[Site, ...]:
     return sites
 
 
-def _check_ends(links: Iterable[tuple[int, LinkTable]], names: list[str], origin: str) -> None:
+def _check_ends(links: Sequence[tuple[int, LinkTable]], names: list[str], origin: str) -> None:
     """Check that links join two known sites each, and no two the same ones."""
+    if len(links) > MAX_LINKS:
+        raise ConfigError(f"{origin}: expected at most {MAX_LINKS} [[link]] tables, got {len(links)}")
     earlier: dict[frozenset[str], int] = {}
     for number, link in links:
         where = f"{_where(origin, number, link)}: between"

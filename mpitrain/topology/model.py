@@ -150,7 +150,8 @@ class Topology:
     mtu: int = 9000
     source: str = ""
     """The file that it was read from."""
-    _paths: dict[tuple[str, str], Path] = field(default_factory=dict, repr=False, compare=False)
+    _paths: dict[tuple[str, str], Path] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _ways: dict[str, dict[str, list[Hop]]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def slots(self) -> int:
@@ -182,7 +183,11 @@ class Topology:
     def path(self, source: str, dest: str) -> Path:
         """Return the way with the fewest links, of those the one whose first links come first in the file."""
         if (source, dest) not in self._paths:
-            self._paths[source, dest] = self._price(self._search(source, dest))
+            if source not in self._ways:
+                self._ways[source] = self._search(self.site(source).name)
+            if self.site(dest).name not in self._ways[source]:
+                raise ConfigError(f"topology {self.name}: no links lead from {source} to {dest}; add one")
+            self._paths[source, dest] = self._price(self._ways[source][dest])
         return self._paths[source, dest]
 
     def _price(self, hops: Sequence[Hop]) -> Path:
@@ -191,19 +196,17 @@ class Topology:
         beta_s = 1 / slowest if slowest else float("inf")
         return Path(tuple(hops), sum(each.delay_s for each in directions), beta_s)
 
-    def _search(self, source: str, dest: str) -> list[Hop]:
-        """Search breadth first."""
-        ways: dict[str, list[Hop]] = {self.site(source).name: []}
+    def _search(self, source: str) -> dict[str, list[Hop]]:
+        """Search breadth first for the ways to all sites that can be reached."""
+        ways: dict[str, list[Hop]] = {source: []}
         waiting = deque(ways)
-        while waiting and dest not in ways:
+        while waiting:
             here = waiting.popleft()
             for hop, there in self.neighbours(here):
                 if there not in ways:
                     ways[there] = [*ways[here], hop]
                     waiting.append(there)
-        if self.site(dest).name not in ways:
-            raise ConfigError(f"topology {self.name}: no links lead from {source} to {dest}; add one")
-        return ways[dest]
+        return ways
 
     def neighbours(self, name: str) -> list[tuple[Hop, str]]:
         """List the links that leave a site, in the order of the file, and where they lead."""

@@ -15,6 +15,8 @@ Percent = Annotated[float, Meta(ge=0, lt=100)]
 Queue = Annotated[float, Meta(gt=0, le=MAX_MS)]
 Seconds = Annotated[float, Meta(ge=0)]
 Word = Annotated[str, Meta(min_length=1, max_length=64)]
+Kind = Annotated[str, Meta(pattern=r"\A[\w-]{1,32}\Z")]
+File = Annotated[str, Meta(min_length=1, max_length=4096)]
 
 
 class SiteTable(Section, frozen=True, kw_only=True):
@@ -22,8 +24,9 @@ class SiteTable(Section, frozen=True, kw_only=True):
 
     name: Word
     """Also the name of its emulated host: letters, digits and hyphens, at most 48."""
-    kind: Word = "edge"
-    """cell, edge, aggregation, core, or a word of your own. A tree has its root at the only core."""
+    kind: Kind = "edge"
+    """cell, edge, aggregation, core, or a word of your own (letters, digits, hyphens). A tree has its root at the only
+    core."""
     slots: Annotated[int, Meta(ge=0, le=4096)] = 1
     """Ranks that it may run; 0: it only forwards. Servers are the last ranks, so their site stands last."""
     speed: Annotated[float, Meta(ge=1e-3, le=1e3)] = 1.0
@@ -41,9 +44,9 @@ class LinkKeys(Section, frozen=True, kw_only=True):
     """Rate from the first end to the second."""
     down_mbps: Mbps | None = None
     """Rate from the second end to the first."""
-    trace_up: Word | None = None
+    trace_up: File | None = None
     """File with the rate from the first end to the second over time; begins anew after its end."""
-    trace_down: Word | None = None
+    trace_down: File | None = None
     """File with the rate from the second end to the first over time."""
     profile: Word | None = None
     """Measured kind of link, see below: a rate that varies, delay, jitter and loss, as far as they were measured."""
@@ -105,5 +108,8 @@ class TopologyTable(Section, frozen=True, kw_only=True):
     mtu: Annotated[int, Meta(ge=576, le=65_000)] | None = None
     """Bytes of the largest packet of emulated links; where left out 9000, or 1500 if a mean rate is below 10 Mbit/s."""
     defaults: LinkKeys = LinkKeys()
-    site: Annotated[tuple[SiteTable, ...], Meta(min_length=1, max_length=MAX_SITES)]
-    link: Annotated[tuple[LinkTable, ...], Meta(max_length=MAX_LINKS)] = ()
+    """Keys of all links."""
+    site: tuple[SiteTable, ...]
+    """A table for each site, 1 to 4096."""
+    link: tuple[LinkTable, ...] = ()
+    """A table for each link, at most 65,536. All sites must be connected."""

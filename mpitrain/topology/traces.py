@@ -8,9 +8,10 @@ from statistics import median
 
 from mpitrain.config.plain import printable, shown
 from mpitrain.errors import ConfigError
+from mpitrain.topology.files import read_text
 from mpitrain.topology.rates import BYTES_S, Trace
 
-MAX_BYTES = 64_000_000
+MAX_CHARACTERS = 64_000_000
 MAX_MBPS = 1e6
 MAX_MS = 86_400_000
 
@@ -56,15 +57,7 @@ def read_trace(path: Path) -> Trace:
 
 def _lines(path: Path, origin: str) -> list[str]:
     """Read the lines of a text file, without empty ones at its end."""
-    try:
-        size = path.stat().st_size
-        if size > MAX_BYTES:
-            raise ConfigError(f"trace {origin}: expected at most {MAX_BYTES:,} bytes, got {size:,}; take a part of it")
-        text = path.read_text(encoding="utf-8-sig")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no UTF-8 text"
-        raise ConfigError(f"trace {origin}: cannot be read: {reason}") from None
-    lines = text.rstrip().split("\n")
+    lines = read_text(path, MAX_CHARACTERS, f"trace {origin}").rstrip().split("\n")
     if lines == [""]:
         raise ConfigError(f"trace {origin}: expected at least two lines, got an empty file")
     return lines

@@ -385,6 +385,18 @@ def test_a_launcher_of_another_mpi_is_noticed(bare, name):
     assert "\n" not in message
 
 
+def test_a_thread_level_that_is_not_granted(bare):
+    """M13."""
+    bare.setattr(runtime.MPI, "Query_thread", lambda: MPI.THREAD_SINGLE)
+    with pytest.raises(LaunchError, match="grants threads at level SINGLE, but FUNNELED is needed") as refused:
+        runtime.start()
+    assert refused.value.agreed
+    assert "\n" not in str(refused.value)
+    for level in (MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE):
+        bare.setattr(runtime.MPI, "Query_thread", lambda level=level: level)
+        assert runtime.start() == MPI.COMM_WORLD
+
+
 def test_hints_that_agree_or_mean_nothing(bare):
     assert runtime.start() == MPI.COMM_WORLD
     for name in SIZE_HINTS:

@@ -1,0 +1,152 @@
+"""The process that carries packets between the hosts as slowly as the links of the topology would."""
+
+import contextlib
+import gc
+import os
+import select
+import socket
+import time
+from collections.abc import Sequence
+
+from mpitrain.emulate.counts import Counts, Gauge, RelayLoad, link_counts
+from mpitrain.emulate.kernel import sharpen_timers
+from mpitrain.emulate.network import Network, Route
+from mpitrain.topology.model import Topology
+
+BATCH = 16
+"""Packets that are read from a host before others have their turn."""
+
+PRIORITY, NICE = 1, -10
+IPV4, SOURCE, DEST = 4, slice(12, 16), slice(16, 20)
+"""Version and addresses in the header of a packet."""
+
+ASK = b"counts\n"
+
+
+def addresses(topology: Topology) -> list[str]:
+    """Give every site an address in 10.77.0.0/16."""
+    return [f"10.77.{number // 250}.{number % 250 + 1}" for number in range(len(topology.sites))]
+
+
+class Relay:
+    """Carries packets until the other end of ``control`` is closed.
+
+    Parameters
+    ----------
+    topology : Topology
+        Sites in the order of ``tuns``.
+    tuns : sequence of int
+        Descriptors of the TUN devices, which do not block.
+    control : socket
+        Answers ``ASK`` with a line of JSON (`counts.Counts`).
+    """
+
+    def __init__(self, topology: Topology, tuns: Sequence[int], control: socket.socket) -> None:
+        self._network = Network(topology)
+        self._tuns = list(tuns)
+        self._control = control
+        self._numbers = {socket.inet_aton(text): number for number, text in enumerate(addresses(topology))}
+        self._routes: dict[tuple[int, bytes], Route | None] = {}
+        self._gauge = Gauge()
+        self._bytes = self._packets = self._unroutable = self._refused = 0
+        self._room = topology.mtu
+        self._scheduling = "no priority"
+        self._begin_s = self._begin_cpu_s = 0.0
+
+    def run(self) -> None:
+        """Carry."""
+        self._scheduling = _take_priority()
+        sharpen_timers()
+        gc.disable()  # nothing here refers to itself; a collection would only make packets late
+        self._begin_s, self._begin_cpu_s = time.perf_counter(), time.process_time()
+        sources = {descriptor: number for number, descriptor in enumerate(self._tuns)}
+        watched = [self._control.fileno(), *sources]
+        window_s = 1.0
+        while True:
+            now_s = time.perf_counter() - self._begin_s
+            self._deliver(now_s)
+            if now_s >= window_s:
+                self._gauge.second(now_s, time.process_time() - self._begin_cpu_s)
+                window_s = now_s + 1.0
+            pause_s = min(self._network.next_s, window_s) - (time.perf_counter() - self._begin_s)
+            ready, _, _ = select.select(watched, (), (), max(0.0, pause_s))
+            for descriptor in ready:
+                if descriptor in sources:
+                    self._collect(descriptor, sources[descriptor])
+                elif not self._answer():
+                    return
+
+    def _collect(self, descriptor: int, source: int) -> None:
+        """Read what a host has sent, and send it on its way."""
+        routes, network, begin_s = self._routes, self._network, self._begin_s
+        for _ in range(BATCH):
+            try:
+                packet = os.read(descriptor, self._room)
+            except BlockingIOError:
+                return
+            key = (source, packet[DEST])
+            try:
+                route = routes[key]
+            except KeyError:
+                route = routes[key] = self._find_route(*key)
+            if route is None or packet[0] >> 4 != IPV4:
+                self._unroutable += 1
+                continue
+            now_s = time.perf_counter() - begin_s
+            if network.next_s <= now_s:
+                self._deliver(now_s)
+            network.enter(now_s, route, packet)
+
+    def _find_route(self, source: int, address: bytes) -> Route | None:
+        dest = self._numbers.get(address)
+        return None if dest is None or dest == source else self._network.route(source, dest)
+
+    def _deliver(self, now_s: float) -> None:
+        """Hand over what is due."""
+        for due_s, dest, packet in self._network.due(now_s):
+            try:
+                os.write(self._tuns[dest], packet)
+            except OSError:  # the kernel is short of memory, or the host has gone
+                self._refused += 1
+                continue
+            self._packets += 1
+            self._bytes += len(packet)
+            self._gauge.note(time.perf_counter() - self._begin_s - due_s)
+
+    def _answer(self) -> bool:
+        """Answer the emulator; False once it has closed its end."""
+        if not self._control.recv(len(ASK)):
+            return False
+        with contextlib.suppress(BrokenPipeError):
+            self._control.sendall(self.counts().to_json() + b"\n")
+        return True
+
+    def counts(self) -> Counts:
+        """Take stock."""
+        gauge = self._gauge
+        load = RelayLoad(
+            delivered_packets=self._packets,
+            delivered_bytes=self._bytes,
+            unroutable_packets=self._unroutable,
+            refused_packets=self._refused,
+            wall_s=time.perf_counter() - self._begin_s,
+            cpu_s=time.process_time() - self._begin_cpu_s,
+            busiest_share=gauge.busiest,
+            late_median_ms=gauge.quantile_ms(0.5),
+            late_p99_ms=gauge.quantile_ms(0.99),
+            seconds=gauge.seconds,
+            limited_seconds=gauge.limited_seconds,
+            scheduling=self._scheduling,
+        )
+        return Counts(link_counts(self._network), load)
+
+
+def _take_priority() -> str:
+    """Ask to run as soon as a packet is due, whoever computes; say what was granted."""
+    with contextlib.suppress(OSError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
+        return "real-time priority"
+    with contextlib.suppress(OSError):
+        os.setpriority(os.PRIO_PROCESS, 0, NICE)
+        return f"nice {NICE}"
+    return "no priority"
