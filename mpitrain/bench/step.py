@@ -19,6 +19,7 @@ from mpitrain.bench.starting import start_ranks
 from mpitrain.comm.agreement import agree, gather
 from mpitrain.comm.grid import Axis
 from mpitrain.comm.hints import is_launched
+from mpitrain.comm.network import read_network
 from mpitrain.comm.runtime import Position, fail, finish, start
 from mpitrain.config.load import Resolved, read_config, resolve
 from mpitrain.config.plain import Tree, parse_toml
@@ -119,6 +120,8 @@ def main(
     cells: list[str],
     overrides: list[str],
     *,
+    topology: Path | None,
+    emulate: bool,
     rounds: int,
     steps: int,
     path: Path | None,
@@ -128,8 +131,11 @@ def main(
     request = Request(config, overrides, cells, rounds, steps)
     try:
         if not is_launched():
-            request.resolve(ranks or DEFAULT_RANKS)
-            return start_ranks(ranks or DEFAULT_RANKS)
+            network = read_network(topology, emulate=emulate)
+            slots = network.placement.slots if network.placement else DEFAULT_RANKS
+            ranks = network.ranks(ranks or min(DEFAULT_RANKS, slots))
+            request.resolve(ranks)
+            return start_ranks(ranks, network)
         world = Axis(start(), "world")
         check_ranks(ranks, world.size)
         _measure(world, request, load_peers, path)

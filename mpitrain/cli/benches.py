@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mpitrain.cli.calling import Config, Json, Ranks, Set, call, load_torch_family
+from mpitrain.cli.calling import Config, Emulate, Json, Ranks, Set, TopologyFile, call, load_torch_family
 
 DEFAULT_CELLS = ["raw", "int8:residual"]
 DEFAULT_RULES = ["server-sync/int8", "ssp-1/int8", "ssp-4/int8", "async/int8", "local-30/int8"]
@@ -155,6 +155,8 @@ def bench_step(
         typer.Option("--cell", help="CODEC[:MEMORY][,SECTION.KEY=VALUE…]; may be repeated.", metavar="CELL"),
     ] = None,
     overrides: Set = None,
+    topology: TopologyFile = None,
+    emulate: Emulate = False,
     steps: Annotated[int, typer.Option(min=1, help="Timed together, in each turn of every product.")] = 8,
     rounds: Annotated[int, typer.Option(min=1, help="Turns of every product; medians are shown.")] = 7,
     json: Json = None,
@@ -166,6 +168,8 @@ def bench_step(
         ranks,
         cells or DEFAULT_STEP_CELLS,
         overrides or [],
+        topology=topology,
+        emulate=emulate,
         rounds=rounds,
         steps=steps,
         path=json,
