@@ -60,7 +60,7 @@ def _jobs(name: str, codec: Codec, x: Floats, wire: Bytes, acc: Floats) -> dict[
 
 
 def _sender_job(sender: Memory, x: Floats) -> Callable[[], object]:
-    out: Bytes = aligned_zeros(sender.max_nbytes, np.uint8)
+    out: Bytes = aligned_zeros(sender.max_nbytes(sender.size), np.uint8)
 
     def job() -> None:
         sender.encode(x, out, None, key=1, first=0)

@@ -8,14 +8,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mpitrain.bench.ranks import on_ranks
 from mpitrain.bench.records import show
 from mpitrain.bench.stages import CHUNKS, Case, measure
 from mpitrain.comm.agreement import agree
 from mpitrain.comm.grid import Axis
 from mpitrain.comm.hints import is_launched
 from mpitrain.comm.launching import mpirun
-from mpitrain.comm.runtime import Position, ensure_home, fail, finish, start
-from mpitrain.errors import ConfigError, LaunchError
+from mpitrain.comm.runtime import Position, ensure_home, fail
+from mpitrain.errors import ConfigError, MpitrainError
 
 DEFAULT_RANKS = 4
 
@@ -31,20 +32,20 @@ def main(
     path: Path | None,
 ) -> int:
     """Measure every schedule with every number of micro-batches; rank 0 prints the table."""
-    try:
-        if not is_launched():
-            make_cases(schedules, micro_batches, forward_s, elements)
-            return _launch(ranks or DEFAULT_RANKS)
-        axis = Axis(start(), "pipeline")
-        check_ranks(ranks, axis.size)
+
+    def on(axis: Axis) -> None:
         cases = agree(axis, lambda: make_cases(schedules, micro_batches, forward_s, elements))
         records = measure(axis, cases, repeats)
         if axis.rank == 0:
             show(f"pipeline, {axis.size} stages, medians of {repeats}", records, path)
-        finish()
-    except BaseException as error:  # whatever it is, no rank may be left waiting
+
+    if is_launched():
+        return on_ranks("pipeline", ranks, on)
+    try:
+        make_cases(schedules, micro_batches, forward_s, elements)
+        return _launch(ranks or DEFAULT_RANKS)
+    except MpitrainError as error:
         fail(error, Position())
-    return 0
 
 
 def _launch(ranks: int) -> int:
@@ -61,11 +62,3 @@ def make_cases(schedules: Sequence[str], micro_batches: Sequence[int], forward_s
     if unknown is not None:
         raise ConfigError(f"bench: --schedule: expected one of {', '.join(CHUNKS)}, got {unknown!r}")
     return [Case(schedule, micros, forward_s, elements) for schedule in schedules for micros in micro_batches]
-
-
-def check_ranks(wanted: int | None, size: int) -> None:
-    """Refuse a launcher's ``size`` ranks where another number was asked for; raises LaunchError, on all ranks alike."""
-    if wanted not in (None, size):
-        error = LaunchError(f"bench: --ranks {wanted}, but {size} ranks run; leave it out under a launcher")
-        error.agreed = True
-        raise error

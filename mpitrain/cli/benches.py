@@ -8,6 +8,9 @@ import typer
 from mpitrain.cli.calling import Config, Emulate, Json, Ranks, Set, TopologyFile, call, load_torch_family
 
 DEFAULT_CELLS = ["raw", "int8:residual"]
+DEFAULT_SIZES = [0.1, 1.0, 4.0]
+DEFAULT_COLLECTIVES = ["direct", "ring"]
+DEFAULT_STREAMS = ["int8", "int4"]
 DEFAULT_RULES = ["server-sync/int8", "ssp-1/int8", "ssp-4/int8", "async/int8", "local-30/int8"]
 DEFAULT_STEP_CELLS = ["raw", "fp16", "int8:residual"]
 DEFAULT_SCHEDULES = ["afab", "1f1b", "interleaved"]
@@ -26,6 +29,42 @@ Cells = Annotated[
         metavar="CELL",
     ),
 ]
+
+
+@bench.command("allreduce")
+def bench_allreduce(
+    ranks: Annotated[
+        int | None, typer.Option("-n", "--ranks", min=1, help="Ranks to start; 4, or all slots of the topology.")
+    ] = None,
+    sizes: Annotated[
+        list[float] | None, typer.Option("--size", min=0, help="MB of float32; may be repeated.", metavar="MB")
+    ] = None,
+    collectives: Annotated[
+        list[str] | None, typer.Option("--collective", help="direct, ring, server or native; may be repeated.")
+    ] = None,
+    cells: Annotated[
+        list[str] | None,
+        typer.Option("--cell", help="CODEC or CODEC:MEMORY, beside raw; may be repeated.", metavar="CELL"),
+    ] = None,
+    segment_kb: Annotated[int | None, typer.Option(min=0, help="As exchange.segment_kb, whose default it has.")] = None,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; medians are shown.")] = 7,
+    topology: TopologyFile = None,
+    emulate: Emulate = False,
+    json: Json = None,
+) -> None:
+    """Time sums of a vector beside MPI_Allreduce, and beside the bound of the links; say whether encoding pays."""
+    call(
+        "bench-allreduce",
+        ranks,
+        sizes or DEFAULT_SIZES,
+        collectives or DEFAULT_COLLECTIVES,
+        cells or DEFAULT_STREAMS,
+        segment_kb=segment_kb,
+        repeats=repeats,
+        topology=topology,
+        emulate=emulate,
+        path=json,
+    )
 
 
 @bench.command("codec")
@@ -99,6 +138,18 @@ def bench_pipeline(
         repeats=repeats,
         path=json,
     )
+
+
+@bench.command("relay")
+def bench_relay(
+    hosts: Annotated[int, typer.Option(min=2, max=64, help="That send to one another through a hub.")] = 4,
+    mbps: Annotated[float, typer.Option(min=1, help="Of all their links together.")] = 1100.0,
+    seconds: Annotated[float, typer.Option(min=1, max=600, help="Of each part.")] = 5.0,
+    mtu: Annotated[int, typer.Option(min=576, max=65535, help="Largest packet in bytes.")] = 9000,
+    json: Json = None,
+) -> None:
+    """Load the links between emulated hosts: what the emulator carries, at which share of a core, how exactly."""
+    call("bench-relay", hosts, mbps, seconds, mtu, json)
 
 
 @bench.command("stragglers")

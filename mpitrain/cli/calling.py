@@ -21,9 +21,11 @@ COMMANDS = {
     "probe": "mpitrain.cli.probe",
     "reference": "mpitrain.config.reference",
     "reference-topology": "mpitrain.topology.reference",
+    "bench-allreduce": "mpitrain.cli.allreduce",
     "bench-codec": "mpitrain.bench.codec",
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-pipeline": "mpitrain.bench.pipeline",
+    "bench-relay": "mpitrain.bench.relay",
     "bench-start": "mpitrain.bench.start",
     "bench-step": "mpitrain.bench.step",
     "bench-stragglers": "mpitrain.bench.stragglers",
@@ -31,7 +33,7 @@ COMMANDS = {
 }
 """Modules with a function ``main``; each may import whatever it needs."""
 
-NEEDS_MPI = {"train", "launch", "eval", "plan", "probe", "bench-pipeline", "bench-step"}
+NEEDS_MPI = {"train", "launch", "eval", "plan", "probe", "bench-allreduce", "bench-pipeline", "bench-step"}
 
 NO_VALUE = ""
 """Of a flag: newer versions of typer show its type, as if it took a value."""

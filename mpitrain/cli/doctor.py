@@ -19,6 +19,7 @@ from mpitrain.cli.software import (
     package_findings,
     variable_findings,
 )
+from mpitrain.comm.family import library
 from mpitrain.comm.folders import run_folder_findings
 from mpitrain.comm.hints import hinted_rank, hinted_size
 from mpitrain.comm.interfaces import interface_findings, list_interfaces
@@ -30,11 +31,14 @@ from mpitrain.comm.machine import (
     memory_findings,
     shared_memory_findings,
 )
+from mpitrain.comm.network import read_network
 from mpitrain.comm.threads import blas_threads
+from mpitrain.comm.transport import kernel_findings, read_kernel, transport
 from mpitrain.config.load import Resolved, load_config
 from mpitrain.config.schema import Config, ParallelConfig
 from mpitrain.config.validate import unread_keys
-from mpitrain.errors import ConfigError, ExitCode, LaunchError, count
+from mpitrain.errors import ConfigError, ExitCode, LaunchError, MpitrainError, count
+from mpitrain.topology.describe import bdp_bytes
 
 LAUNCHING, RUNTIME = "mpitrain.comm.launching", "mpitrain.comm.runtime"
 """Load MPI, so they are imported once another process has shown that it can be."""
@@ -45,14 +49,14 @@ COMPILE_S = 60.0
 """More patience for a machine that compiles its kernels for the first time."""
 
 
-def main(config: Path | None, ranks: int | None) -> int:
+def main(config: Path | None, ranks: int | None, topology: Path | None = None) -> int:
     """Print a line for each finding; exit 0 where a run on two ranks worked and nothing failed."""
     if (hinted_size() or ("", 1))[1] > 1:
         if hinted_rank() == 0:
             print("mpitrain: doctor: start it without a launcher; it starts its own ranks", file=sys.stderr)
         return ExitCode.MPI
     levels = []
-    for finding in examine(config, ranks):
+    for finding in examine(config, ranks, topology=topology):
         print(f"{finding.level:<4}  {finding}", flush=True)
         levels.append(finding.level)
     failures, warnings = levels.count(Level.FAIL), levels.count(Level.WARN)
@@ -60,7 +64,7 @@ def main(config: Path | None, ranks: int | None) -> int:
     return ExitCode.MPI if failures else ExitCode.DONE
 
 
-def examine(path: Path | None, ranks: int | None) -> Iterator[Finding]:
+def examine(path: Path | None, ranks: int | None, *, topology: Path | None = None) -> Iterator[Finding]:
     """Yield all findings, the run that is tried last."""
     config, found = read_config(path)
     yield from found
@@ -77,6 +81,9 @@ def examine(path: Path | None, ranks: int | None) -> Iterator[Finding]:
     yield from limit_findings(ranks)
     yield from shared_memory_findings(ranks)
     yield from interface_findings(list_interfaces())
+    yield from kernel_findings(read_kernel())
+    if topology:
+        yield from network_findings(topology, ranks, facts.get("library", ""))
     yield from run_folder_findings(Path(config.run.folder), named=path is not None, shared=config.run.shared_fs)
     yield from variable_findings(os.environ)
     yield from _launch_findings(ranks, facts, TRIAL_S if is_warm(folder) else TRIAL_S + COMPILE_S)
@@ -98,6 +105,22 @@ def read_config(path: Path | None) -> tuple[Config, list[Finding]]:
         return Config(), [Finding(Level.FAIL, str(error))]
     found = [Finding(Level.WARN, warning, "remove it") for warning in resolved.warnings()]
     return resolved.config, [Finding(Level.OK, f"{path} is a valid configuration"), *found, *_data_findings(resolved)]
+
+
+def network_findings(path: Path, ranks: int, text: str) -> Iterator[Finding]:
+    """Judge this machine against the links of a topology, and try its hosts."""
+    try:
+        network = read_network(path)
+        ranks = network.ranks(min(ranks, network.slots))
+        bdp = bdp_bytes(network.topology, ranks) if network.topology else 0
+        linked = library(text)
+        notes = transport(linked.family, linked.version, bdp).notes
+        yield Finding(Level.OK, f"{path} has {count(network.slots, 'slot')}; {bdp:,} bytes are under way on its links")
+        yield from (Finding(Level.WARN, note) for note in notes)
+        network.check_reach(ranks)
+        yield Finding(Level.OK, "a remote shell reaches every host")
+    except MpitrainError as error:
+        yield Finding(Level.FAIL, str(error))
 
 
 def _data_findings(resolved: Resolved) -> list[Finding]:

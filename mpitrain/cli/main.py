@@ -214,9 +214,10 @@ def inspect(
 def doctor(
     config: Annotated[Path | None, typer.Argument(help="TOML file of a run to be.", metavar="[CONFIG]")] = None,
     ranks: Annotated[int | None, typer.Option("-n", "--ranks", min=1, help="Ranks meant for this machine.")] = None,
+    topology: TopologyFile = None,
 ) -> None:
     """Say what is wrong with this machine before a job does; tries a run on two ranks."""
-    call("doctor", config, ranks)
+    call("doctor", config, ranks, topology)
 
 
 @app.command()

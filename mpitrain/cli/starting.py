@@ -24,4 +24,6 @@ def run(command: list[str], network: Network, stop: StopRequest) -> int:
     if not network.emulate:
         return supervise(command, stop)
     with importlib.import_module(EMULATION).Emulation(network.topology) as emulation:
-        return int(emulation.run(command))
+        code = int(emulation.run(command, stop=stop))
+    print("\n".join(emulation.counts().table()), flush=True)
+    return code

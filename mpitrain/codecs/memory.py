@@ -13,6 +13,9 @@ accumulate. ``delta`` is closed-loop difference coding (DPCM): both ends predict
 with a factor ``a`` in fifteenths that is fitted per block of 128 and sent as four bits; it falls to 0 where the past
 does not help.
 
+A vector may travel in parts, each encoded and decoded on its own: a part takes its place in the states, which are those
+of the whole vector.
+
 Every state is double-buffered. Encoding and decoding write the next half; ``commit`` makes it the current one once the
 step is accepted on all ranks, ``rollback`` leaves everything as it was.
 """
@@ -24,7 +27,7 @@ import numpy.typing as npt
 
 from mpitrain.arrays import Bytes, Floats, aligned_empty, aligned_zeros
 from mpitrain.codecs.base import Codec
-from mpitrain.codecs.prediction import Prediction
+from mpitrain.codecs.prediction import Prediction, factor_nbytes
 from mpitrain.kernels.reduce import add
 
 
@@ -64,29 +67,27 @@ class Memory(ABC):
         self.codec = codec
         self.size = size
 
-    @property
-    def max_nbytes(self) -> int:
-        """Bound of an encoded vector."""
-        return self.codec.max_nbytes(self.size)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of an ordinary encoded vector."""
-        return self.codec.nbytes(self.size)
+    def max_nbytes(self, size: int) -> int:
+        """Bound an encoded vector, or part of one, of ``size`` elements."""
+        return self.codec.max_nbytes(size)
 
     @abstractmethod
-    def encode(self, x: Floats, wire: Bytes, decoded: Floats | None, *, key: int, first: int) -> tuple[int, int]:
-        """Encode the next vector of the stream.
+    def encode(
+        self, x: Floats, wire: Bytes, decoded: Floats | None, *, key: int, first: int, at: int = 0
+    ) -> tuple[int, int]:
+        """Encode the next vector of the stream, or a part of it.
 
         Parameters
         ----------
-        x : (size,) array
-            Not changed.
-        wire : (max_nbytes,) uint8, written
-        decoded : (size,) array or None, written
+        x : array
+            The vector, or its elements from ``at`` on. Not changed.
+        wire : (max_nbytes(x.size),) uint8, written
+        decoded : array like x, or None, written
             Receives what the other end will decode; may not be ``x``. None where the caller does not need it.
         key, first : int
             As in ``Codec.encode``.
+        at : int
+            Where a part begins. All parts of a vector together cover it.
 
         Returns
         -------
@@ -95,12 +96,12 @@ class Memory(ABC):
         """
 
     @abstractmethod
-    def decode(self, wire: Bytes, out: Floats) -> None:
-        """Decode the next vector of the stream into ``out``; raises CodecError."""
+    def decode(self, wire: Bytes, out: Floats, *, at: int = 0) -> None:
+        """Decode the next vector of the stream, or its part from ``at`` on, into ``out``; raises CodecError."""
 
     @abstractmethod
-    def decode_add(self, wire: Bytes, acc: Floats) -> None:
-        """Decode the next vector of the stream and add it to ``acc``; raises CodecError."""
+    def decode_add(self, wire: Bytes, acc: Floats, *, at: int = 0) -> None:
+        """Decode like ``decode`` and add the result to ``acc``; raises CodecError."""
 
     def states(self) -> dict[str, DoubleBuffer]:
         """Name the vectors that a checkpoint must keep."""
@@ -122,18 +123,20 @@ class NoMemory(Memory):
 
     name = "none"
 
-    def encode(self, x: Floats, wire: Bytes, decoded: Floats | None, *, key: int, first: int) -> tuple[int, int]:
+    def encode(
+        self, x: Floats, wire: Bytes, decoded: Floats | None, *, key: int, first: int, at: int = 0
+    ) -> tuple[int, int]:
         """Encode ``x``."""
         nbytes, nonfinite = self.codec.encode(x, wire, key, first)
         if decoded is not None and not nonfinite:
             self.codec.decode(wire[:nbytes], decoded)
         return nbytes, nonfinite
 
-    def decode(self, wire: Bytes, out: Floats) -> None:
+    def decode(self, wire: Bytes, out: Floats, *, at: int = 0) -> None:
         """Decode into ``out``."""
         self.codec.decode(wire, out)
 
-    def decode_add(self, wire: Bytes, acc: Floats) -> None:
+    def decode_add(self, wire: Bytes, acc: Floats, *, at: int = 0) -> None:
         """Decode and add to ``acc``."""
         self.codec.decode_add(wire, acc)
 
@@ -148,12 +151,15 @@ class ResidualSender(NoMemory):
         self.residual = DoubleBuffer(size, codec.dtype)
         self._decoded: Floats = aligned_empty(size, codec.dtype)
 
-    def encode(self, x: Floats, wire: Bytes, decoded: Floats | None, *, key: int, first: int) -> tuple[int, int]:
+    def encode(
+        self, x: Floats, wire: Bytes, decoded: Floats | None, *, key: int, first: int, at: int = 0
+    ) -> tuple[int, int]:
         """Encode ``x`` plus what the last message lost, and keep what this one loses."""
-        corrected = self.residual.next
-        decoded = self._decoded if decoded is None else decoded
+        part = slice(at, at + x.size)
+        corrected = self.residual.next[part]
+        decoded = self._decoded[part] if decoded is None else decoded
         with np.errstate(over="ignore"):  # counted as not finite by the codec
-            np.add(x, self.residual.current, out=corrected)
+            np.add(x, self.residual.current[part], out=corrected)
         nbytes, nonfinite = super().encode(corrected, wire, decoded, key=key, first=first)
         if not nonfinite:
             np.subtract(corrected, decoded, out=corrected)
@@ -178,38 +184,39 @@ class Delta(Memory):
         self.reference = DoubleBuffer(size, codec.dtype)
         self._prediction = Prediction(codec, size)
 
-    @property
-    def max_nbytes(self) -> int:
-        """The codec's bound and the factors."""
-        return super().max_nbytes + self._prediction.factor_nbytes
+    def max_nbytes(self, size: int) -> int:
+        """Return the codec's bound and the factors."""
+        return super().max_nbytes(size) + factor_nbytes(size)
 
-    @property
-    def nbytes(self) -> int:
-        """The codec's bytes and the factors."""
-        return super().nbytes + self._prediction.factor_nbytes
-
-    def encode(self, x: Floats, wire: Bytes, decoded: Floats | None, *, key: int, first: int) -> tuple[int, int]:
+    def encode(
+        self, x: Floats, wire: Bytes, decoded: Floats | None, *, key: int, first: int, at: int = 0
+    ) -> tuple[int, int]:
         """Encode the difference to the prediction."""
-        reference = self.reference
-        nbytes, nonfinite = self._prediction.encode(x, reference.current, wire, reference.next, key=key, first=first)
+        past, following = self._halves(at, x.size)
+        nbytes, nonfinite = self._prediction.encode(x, past, wire, following, key=key, first=first)
         if not nonfinite:
-            reference.written = True
+            self.reference.written = True
             if decoded is not None:
-                decoded[:] = reference.next
+                decoded[:] = following
         return nbytes, nonfinite
 
-    def decode(self, wire: Bytes, out: Floats) -> None:
+    def decode(self, wire: Bytes, out: Floats, *, at: int = 0) -> None:
         """Decode the difference and add the prediction."""
-        out[:] = self._receive(wire)
+        out[:] = self._receive(wire, at, out.size)
 
-    def decode_add(self, wire: Bytes, acc: Floats) -> None:
+    def decode_add(self, wire: Bytes, acc: Floats, *, at: int = 0) -> None:
         """Decode the difference, add the prediction, and add both to ``acc``."""
-        add(self._receive(wire), acc)
+        add(self._receive(wire, at, acc.size), acc)
 
-    def _receive(self, wire: Bytes) -> Floats:
-        self._prediction.decode(wire, self.reference.current, self.reference.next)
+    def _receive(self, wire: Bytes, at: int, size: int) -> Floats:
+        past, following = self._halves(at, size)
+        self._prediction.decode(wire, past, following)
         self.reference.written = True
-        return self.reference.next
+        return following
+
+    def _halves(self, at: int, size: int) -> tuple[Floats, Floats]:
+        """Return what is known of a part, and where what follows on it is written."""
+        return self.reference.current[at : at + size], self.reference.next[at : at + size]
 
     def states(self) -> dict[str, DoubleBuffer]:
         """Keep the reference."""

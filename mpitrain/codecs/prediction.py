@@ -21,25 +21,18 @@ def factor_nbytes(size: int) -> int:
 
 
 class Prediction:
-    """Coding of vectors of one size against a past that the caller keeps.
+    """Coding of vectors against a past that the caller keeps.
 
     Parameters
     ----------
     codec : Codec
         Of the differences.
     size : int
-        Elements of a vector.
-
-    Attributes
-    ----------
-    factor_nbytes : int
-        What the factors add to the codec's bytes.
+        Elements of the longest vector.
     """
 
     def __init__(self, codec: Codec, size: int) -> None:
         self.codec = codec
-        self.size = size
-        self.factor_nbytes = factor_nbytes(size)
         self._factors: npt.NDArray[np.uint8] = aligned_zeros(-(-size // BLOCK), np.uint8)
         self._difference: Floats = aligned_empty(size, codec.dtype)
         self._unit = codec.dtype.type(1 / LEVELS)
@@ -53,7 +46,7 @@ class Prediction:
         ----------
         x, past : (size,) arrays
             Not changed.
-        wire : (codec.max_nbytes(size) + factor_nbytes,) uint8 or longer, written
+        wire : (codec.max_nbytes(size) + factor_nbytes(size),) uint8 or longer, written
         following : (size,) array, written
             What the other end decodes.
         key, first : int
@@ -64,13 +57,13 @@ class Prediction:
         nbytes, nonfinite : int
             As in ``Codec.encode``. With ``nonfinite``, ``following`` means nothing.
         """
-        factors = self._factors
+        factors, difference = self._factors_of(x.size), self._difference[: x.size]
         kernels.fit_factors(x, past, factors)
-        kernels.subtract_prediction(x, past, factors, self._unit, self._difference)
-        nbytes, nonfinite = self.codec.encode(self._difference, wire, key, first)
+        kernels.subtract_prediction(x, past, factors, self._unit, difference)
+        nbytes, nonfinite = self.codec.encode(difference, wire, key, first)
         if nonfinite:
             return nbytes, nonfinite
-        end = nbytes + self.factor_nbytes
+        end = nbytes + factor_nbytes(x.size)
         kernels.pack_factors(factors, wire[nbytes:end])
         self._advance(wire[:nbytes], past, following)
         # A prediction beside the largest float may overflow what the codec alone does not; it must not be remembered.
@@ -78,13 +71,18 @@ class Prediction:
 
     def decode(self, wire: Bytes, past: Floats, following: Floats) -> None:
         """Decode into ``following``; raises CodecError."""
-        split = wire.size - self.factor_nbytes
+        least = factor_nbytes(following.size)
+        split = wire.size - least
         if split < 0:
-            raise CodecError(f"delta: expected at least {self.factor_nbytes} bytes of factors, got {wire.size}")
-        kernels.unpack_factors(wire[split:], self._factors)
+            raise CodecError(f"delta: expected at least {least} bytes of factors, got {wire.size}")
+        kernels.unpack_factors(wire[split:], self._factors_of(following.size))
         self._advance(wire[:split], past, following)
 
     def _advance(self, payload: Bytes, past: Floats, following: Floats) -> None:
         """Add difference and prediction, with the same operations on both ends."""
         self.codec.decode(payload, following)
-        kernels.add_prediction(past, self._factors, self._unit, following)
+        kernels.add_prediction(past, self._factors_of(following.size), self._unit, following)
+
+    def _factors_of(self, size: int) -> npt.NDArray[np.uint8]:
+        """Return room for the factors of a vector."""
+        return self._factors[: -(-size // BLOCK)]

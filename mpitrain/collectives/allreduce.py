@@ -13,10 +13,12 @@ from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.collectives.base import Bucket, Traffic, Transport, compile_kernels
 from mpitrain.collectives.registry import COLLECTIVES, make_reducer
+from mpitrain.collectives.segments import segment_elements
 from mpitrain.collectives.server import servers_refusal
 from mpitrain.comm.agreement import agree, first_on_node, same_everywhere
 from mpitrain.comm.frame import HEADER_BYTES, MAX_MESSAGE_BYTES
 from mpitrain.comm.grid import Axis, duplicate
+from mpitrain.config.schema import ExchangeConfig
 from mpitrain.config.validate import refusal
 from mpitrain.errors import ConfigError, LaunchError
 
@@ -53,6 +55,9 @@ class Allreduce:
         Silence after which a peer counts as lost.
     max_message_bytes : int
         Longer messages are sent in pieces.
+    segment_kb : int
+        Size of the messages in which a rank's part of the array travels, in 10^3 bytes of float32, so that coding and
+        the wire go on side by side; 0: it is one message.
     name : str
         Of the array, for messages.
 
@@ -85,9 +90,10 @@ class Allreduce:
         seed: int = 0,
         timeout_s: float = 60.0,
         max_message_bytes: int = MAX_MESSAGE_BYTES,
+        segment_kb: int = ExchangeConfig().segment_kb,
         name: str = "array",
     ) -> None:
-        _check_limits(dtype, timeout_s, max_message_bytes)
+        _check_limits(dtype, timeout_s, max_message_bytes, segment_kb)
         self.name = name
         self._axis = Axis(duplicate(comm, timeout_s=timeout_s), "allreduce")
         self._closed = False
@@ -96,7 +102,7 @@ class Allreduce:
             agree(self._axis, lambda: _check(size, codec, memory, collective, rounding), timeout_s=timeout_s)
             agree(self._axis, lambda: _check_servers(servers, collective, self._axis.size), timeout_s=timeout_s)
             serving = 1 if servers is None else int(servers)
-            how = [collective, serving, rounding, int(seed), max_message_bytes]
+            how = [collective, serving, rounding, int(seed), max_message_bytes, segment_kb]
             choice = [int(size), codec, memory, np.dtype(dtype).str, *how]
             same_everywhere(self._axis, choice, "the arguments of Allreduce")
         except ConfigError:
@@ -105,7 +111,7 @@ class Allreduce:
         self._seed, self._calls = int(seed), 0
         self._work: Floats = aligned_zeros(int(size), dtype)
         coder = make_codec(codec, dtype, stochastic=rounding == "stochastic")
-        transport = Transport(timeout_s, max_message_bytes)
+        transport = Transport(timeout_s, max_message_bytes, segment_elements(segment_kb))
         self._reducer = make_reducer(collective, self._axis, transport, servers=serving)
         self._state = self._reducer.open(Bucket(self._work), coder, memory)
         first_on_node(self._axis, lambda: compile_kernels(coder, memory))
@@ -182,13 +188,15 @@ class Allreduce:
             self.close()
 
 
-def _check_limits(dtype: npt.DTypeLike, timeout_s: float, max_message_bytes: int) -> None:
+def _check_limits(dtype: npt.DTypeLike, timeout_s: float, max_message_bytes: int, segment_kb: int) -> None:
     if np.dtype(dtype) not in (np.float32, np.float64):
         raise ConfigError(f"Allreduce: dtype: expected float32 or float64, got {np.dtype(dtype)}")
     if not timeout_s > 0:
         raise ConfigError(f"Allreduce: timeout_s: expected more than 0, got {timeout_s}")
     if not HEADER_BYTES <= max_message_bytes <= 2**31 - 1:
         raise ConfigError(f"Allreduce: max_message_bytes: expected {HEADER_BYTES} to 2^31 - 1, got {max_message_bytes}")
+    if segment_kb < 0:
+        raise ConfigError(f"Allreduce: segment_kb: expected 0 or more, got {segment_kb}")
 
 
 def _check(size: int, codec: str, memory: str, collective: str, rounding: str) -> None:

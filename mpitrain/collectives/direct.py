@@ -1,15 +1,20 @@
 """Direct: every rank sends chunk j straight to its owner j, and the owner sends the sum back to everyone.
 
 Two latencies instead of the ring's 2(p-1) and two roundings instead of p, for the same bytes. The default wherever
-every pair of ranks can talk.
+every pair of ranks can talk. The sum of a segment goes out as soon as all have contributed to it, while later segments
+are still on their way to the owner.
 """
 
-from collections.abc import Generator
-
-from mpitrain.collectives.base import BucketState, Pending, Reducer, Run, Steps
+from mpitrain.collectives.base import BucketState
+from mpitrain.collectives.reducer import Pending, Reducer
+from mpitrain.collectives.run import Run, Steps, Together
+from mpitrain.collectives.segments import Segment, in_turns
 from mpitrain.comm.frame import Tag
 from mpitrain.comm.waiting import Requests
 from mpitrain.kernels.reduce import add, count_not_finite
+
+Posted = dict[int, list[Requests]]
+"""The receives of all segments, by the rank from which they come."""
 
 
 class Direct(Reducer):
@@ -21,10 +26,10 @@ class Direct(Reducer):
         """Make a stream to and from every other rank, and the owner's sum."""
         own = self.axis.rank
         for peer in self._peers():
-            state.frame(f"to.{peer}", state.sender("part", peer))
-            state.frame(f"from.{peer}", state.receiver(f"part{peer}", own))
-            state.frame(f"sum.{peer}", state.receiver("sum", peer))
-        state.frame(f"sum.{own}", state.sender("sum", own))
+            state.sender("part", peer)
+            state.receiver(f"part{peer}", own)
+            state.receiver("sum", peer)
+        state.sender("sum", own)
         state.own(own)
 
     def _peers(self) -> list[int]:
@@ -47,77 +52,85 @@ class Direct(Reducer):
         return self._start(state, key, self._gather_alone)
 
     def steps(self, run: Run) -> Steps:
-        """Scatter contributions, add up the own chunk, gather the sums."""
-        sums = self._post_sums(run)
-        finite = yield from self._scatter(run)
-        yield from self._gather(run, sums, finite=finite)
+        """Contribute to the chunks of others, add up and publish the own one, collect the sums, all side by side."""
+        sums, parts = self._post_sums(run), self._post_parts(run)
+        yield Together(self._contribute(run), self._reduce(run, parts, publish=True), *self._collect(run, sums))
         yield run.sends
 
     def _scatter_alone(self, run: Run) -> Steps:
-        yield from self._scatter(run)
+        parts = self._post_parts(run)
+        yield Together(self._contribute(run), self._reduce(run, parts, publish=False))
         run.nonfinite |= count_not_finite(run.state.total) > 0
         yield run.sends
 
     def _gather_alone(self, run: Run) -> Steps:
-        run.state.total[:] = run.chunk(run.axis.rank)
-        yield from self._gather(run, self._post_sums(run), finite=True)
+        sums = self._post_sums(run)
+        yield Together(self._publish_all(run), *self._collect(run, sums))
         yield run.sends
 
-    def _owners(self, run: Run) -> list[int]:
-        """List the other ranks that own anything."""
-        return [peer for peer in self._peers() if _filled(run, peer)]
+    def _post_sums(self, run: Run) -> Posted:
+        return {peer: run.post(run.state.receiver("sum", peer), peer, Tag.GATHER) for peer in self._peers()}
 
-    def _post_sums(self, run: Run) -> dict[int, Requests]:
-        frames = run.state.frames
-        return {peer: run.post(frames[f"sum.{peer}"], peer, Tag.GATHER) for peer in self._owners(run)}
-
-    def _scatter(self, run: Run) -> Generator[Requests, None, bool]:
-        """Send contributions to their owners and add up the own chunk; return whether all of it was finite."""
+    def _post_parts(self, run: Run) -> Posted:
         state, own = run.state, run.axis.rank
-        helpers = self._peers() if _filled(run, own) else []
-        parts = {peer: run.post(state.frames[f"from.{peer}"], peer, Tag.SCATTER) for peer in helpers}
-        for owner in self._owners(run):
-            run.encode(state.sender("part", owner), state.frames[f"to.{owner}"], run.chunk(owner), owner)
-            run.send(state.frames[f"to.{owner}"], owner, Tag.SCATTER)
-        finite = True
-        for rank in sorted([own, *helpers]):
-            if rank == own:
-                self._add_own(run)
-            else:
-                yield parts[rank]
-                memory, frame = state.receiver(f"part{rank}", own), state.frames[f"from.{rank}"]
-                finite &= run.decode(memory, frame, parts[rank], own, state.total, add=rank > 0)
-        return finite
+        return {peer: run.post(state.receiver(f"part{peer}", own), peer, Tag.SCATTER) for peer in self._peers()}
 
-    def _gather(self, run: Run, sums: dict[int, Requests], *, finite: bool) -> Steps:
-        """Publish the own sum and take those of the others."""
-        if _filled(run, run.axis.rank):
-            self._publish(run, finite=finite)
-        for owner, request in sums.items():
-            yield request
-            memory, frame = run.state.receiver("sum", owner), run.state.frames[f"sum.{owner}"]
-            run.decode(memory, frame, request, owner, run.chunk(owner), add=False)
+    def _contribute(self, run: Run) -> Steps:
+        """Send contributions to their owners, a segment to each in turn: all links have something to do at once."""
+        for segment in in_turns([run.state.segments[owner] for owner in self._peers()]):
+            stream = run.state.sender("part", segment.chunk)
+            run.encode(stream, segment, run.values(segment))
+            run.send(stream, segment, segment.chunk, Tag.SCATTER)
+            yield run.turn
+
+    def _reduce(self, run: Run, parts: Posted, *, publish: bool) -> Steps:
+        """Add up the own chunk, in the order of the ranks, and publish what is complete."""
+        own = run.axis.rank
+        for segment in run.state.segments[own]:
+            total, finite = run.total(segment), True
+            for rank in range(run.axis.size):
+                if rank == own:
+                    self._add_own(run, segment)
+                else:
+                    request = parts[rank][segment.index]
+                    yield request
+                    stream = run.state.receiver(f"part{rank}", own)
+                    finite &= run.decode(stream, segment, request, total, add=rank > 0)
+            if publish:
+                self._publish(run, segment, finite=finite)
 
     @staticmethod
-    def _add_own(run: Run) -> None:
-        own = run.axis.rank
-        if own == 0:
-            run.state.total[:] = run.chunk(own)
+    def _add_own(run: Run, segment: Segment) -> None:
+        values, total = run.values(segment), run.total(segment)
+        if segment.chunk == 0:  # the first rank's contribution is the first
+            total[:] = values
         else:
-            add(run.chunk(own), run.state.total)
+            add(values, total)
 
-    def _publish(self, run: Run, *, finite: bool) -> None:
-        """Encode the finished sum once, take the decoded values like everyone, and send it to all."""
-        own = run.axis.rank
-        frame = run.state.frames[f"sum.{own}"]
+    def _publish_all(self, run: Run) -> Steps:
+        for segment in run.state.segments[run.axis.rank]:
+            run.total(segment)[:] = run.values(segment)
+            self._publish(run, segment, finite=True)
+            yield run.turn
+
+    def _publish(self, run: Run, segment: Segment, *, finite: bool) -> None:
+        """Encode a finished sum once, take the decoded values like everyone, and send it to all."""
+        stream = run.state.sender("sum", segment.chunk)
         if finite:
-            run.encode(run.state.sender("sum", own), frame, run.state.total, own, decoded=run.chunk(own))
+            run.encode(stream, segment, run.total(segment), decoded=run.values(segment))
         else:
-            run.flag(frame, own)
+            run.flag(stream, segment)
         for peer in self._peers():
-            run.send(frame, peer, Tag.GATHER)
+            run.send(stream, segment, peer, Tag.GATHER)
 
+    @staticmethod
+    def _collect(run: Run, sums: Posted) -> list[Steps]:
+        """Take the sums of the other owners, of each as they come."""
 
-def _filled(run: Run, rank: int) -> bool:
-    start, stop = run.state.chunks[rank]
-    return stop > start
+        def collect(owner: int, requests: list[Requests]) -> Steps:
+            stream = run.state.receiver("sum", owner)
+            for segment, request in zip(stream.segments, requests, strict=True):
+                yield request
+                run.decode(stream, segment, request, run.values(segment), add=False)
+
+        return [collect(owner, requests) for owner, requests in sums.items()]

@@ -5,7 +5,9 @@ The peer that the others are measured against. Its order of additions is the lib
 
 from mpi4py import MPI
 
-from mpitrain.collectives.base import BucketState, Reducer, Run, Steps
+from mpitrain.collectives.base import BucketState
+from mpitrain.collectives.reducer import Reducer
+from mpitrain.collectives.run import Run, Steps
 from mpitrain.comm.waiting import Requests
 from mpitrain.kernels.reduce import count_not_finite
 
@@ -27,7 +29,7 @@ class Native(Reducer):
             for start in range(0, values.size, piece)
         ]
         run.traffic.sent_bytes += values.nbytes
-        run.traffic.received_bytes += values.nbytes
         run.traffic.messages += len(requests)
         yield Requests(requests, f"the {run.axis.name} axis to join MPI_Iallreduce")
+        run.traffic.received_bytes += values.nbytes
         run.nonfinite = count_not_finite(values) > 0

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.prediction import factor_nbytes
+from mpitrain.collectives.segments import cut
 from mpitrain.comm.frame import HEADER_BYTES
 from mpitrain.partition import chunk_bounds, server_bounds
 
@@ -36,7 +37,16 @@ def payload_nbytes(codec: Codec, memory: str, size: int) -> int:
     return codec.nbytes(size) + (factor_nbytes(size) if memory == "delta" else 0)
 
 
-def sent_for_sum(collective: str, codec: Codec, memory: str, size: int, ranks: int, *, servers: int = 1) -> list[Sent]:
+def sent_for_sum(
+    collective: str,
+    codec: Codec,
+    memory: str,
+    size: int,
+    ranks: int,
+    *,
+    servers: int = 1,
+    segment: int | None = None,
+) -> list[Sent]:
     """Predict what every rank sends for the sum of a vector of ``size`` elements.
 
     Direct, ring and server move each chunk p - 1 times on its way to its owner and as often back. With direct and ring
@@ -47,19 +57,36 @@ def sent_for_sum(collective: str, codec: Codec, memory: str, size: int, ranks: i
     ----------
     servers : int
         Ranks that own chunks, where the collective is "server".
+    segment : int or None
+        Elements of a segment, as of `mpitrain.collectives.base.Transport`.
     """
     if ranks == 1:
         return [Sent()]
     if collective == "native":
         return [Sent(codec.nbytes(size), 1)] * ranks
-    chunks = _owned(collective, size, ranks, codec.block, servers)
-    if collective != "ring":
-        halves = sent_for_scatter(codec, memory, chunks), sent_for_gather(codec, memory, chunks)
-        return [there + back for there, back in zip(*halves, strict=True)]
-    return _ring_sends(_messages(codec, memory, chunks))
+    messages = _messages(codec, memory, owned(collective, size, ranks, codec.block, servers), segment)
+    if collective == "ring":
+        return _ring_sends(messages)
+    return [there + back for there, back in zip(_scatter_sends(messages), _gather_sends(messages), strict=True)]
 
 
-def _owned(collective: str, size: int, ranks: int, block: int, servers: int) -> list[tuple[int, int]]:
+def sent_between(
+    collective: str, codec: Codec, memory: str, size: int, ranks: int, *, servers: int = 1, segment: int | None = None
+) -> list[list[int]]:
+    """Predict the bytes that every rank (row) sends to every other (column) for a sum; arguments as above.
+
+    ``native`` counts as if it were ``direct``: what MPI really does is not known.
+    """
+    if collective == "ring":
+        sent = sent_for_sum(collective, codec, memory, size, ranks, segment=segment)
+        return [[one.nbytes * (there == (here + 1) % ranks) for there in range(ranks)] for here, one in enumerate(sent)]
+    chunks = _messages(codec, memory, owned(collective, size, ranks, codec.block, servers), segment)
+    return [
+        [(chunks[here] + chunks[there]).nbytes * (here != there) for there in range(ranks)] for here in range(ranks)
+    ]
+
+
+def owned(collective: str, size: int, ranks: int, block: int, servers: int) -> list[tuple[int, int]]:
     """List the chunk that each rank owns."""
     if collective == "server":
         return server_bounds(size, ranks, servers, block)
@@ -67,14 +94,21 @@ def _owned(collective: str, size: int, ranks: int, block: int, servers: int) -> 
 
 
 def sent_for_scatter(codec: Codec, memory: str, chunks: list[tuple[int, int]]) -> list[Sent]:
-    """Predict what every rank sends for a direct reduce-scatter: the chunks of the others, once."""
-    messages = _messages(codec, memory, chunks)
-    return [_total(m for chunk, m in enumerate(messages) if chunk != rank) for rank in range(len(chunks))]
+    """Predict what every rank sends for a direct reduce-scatter of whole chunks: those of the others, once."""
+    return _scatter_sends(_messages(codec, memory, chunks, None))
 
 
 def sent_for_gather(codec: Codec, memory: str, chunks: list[tuple[int, int]]) -> list[Sent]:
-    """Predict what every rank sends for a direct all-gather: its own chunk, to everyone else."""
-    return [message * (len(chunks) - 1) for message in _messages(codec, memory, chunks)]
+    """Predict what every rank sends for a direct all-gather of whole chunks: its own one, to everyone else."""
+    return _gather_sends(_messages(codec, memory, chunks, None))
+
+
+def _scatter_sends(messages: list[Sent]) -> list[Sent]:
+    return [_total(m for chunk, m in enumerate(messages) if chunk != rank) for rank in range(len(messages))]
+
+
+def _gather_sends(messages: list[Sent]) -> list[Sent]:
+    return [message * (len(messages) - 1) for message in messages]
 
 
 def _ring_sends(messages: list[Sent]) -> list[Sent]:
@@ -84,10 +118,10 @@ def _ring_sends(messages: list[Sent]) -> list[Sent]:
     return [everything * 2 + (own + above) * -1 for own, above in without]
 
 
-def _messages(codec: Codec, memory: str, chunks: list[tuple[int, int]]) -> list[Sent]:
-    """List the message that carries each chunk; an empty chunk needs none."""
-    sizes = [stop - start for start, stop in chunks]
-    return [Sent(HEADER_BYTES + payload_nbytes(codec, memory, size), 1) if size else Sent() for size in sizes]
+def _messages(codec: Codec, memory: str, chunks: list[tuple[int, int]], segment: int | None) -> list[Sent]:
+    """Add up the messages that carry each chunk, one a segment; an empty chunk needs none."""
+    sizes = [[part.size for part in cut(number, *bounds, segment)] for number, bounds in enumerate(chunks)]
+    return [_total(Sent(HEADER_BYTES + payload_nbytes(codec, memory, n), 1) for n in chunk) for chunk in sizes]
 
 
 def _total(messages: Iterable[Sent]) -> Sent:
@@ -115,7 +149,7 @@ def memory_elements(
     """
     if memory == "none" or collective == "native":
         return [0] * ranks
-    chunks = [stop - start for start, stop in _owned(collective, size, ranks, block, servers)]
+    chunks = [stop - start for start, stop in owned(collective, size, ranks, block, servers)]
     return [2 * _remembered(collective, memory, chunks, rank) for rank in range(ranks)]
 
 

@@ -1,8 +1,9 @@
 """Collectives by the name that a configuration gives them."""
 
-from mpitrain.collectives.base import Reducer, Transport
+from mpitrain.collectives.base import Transport
 from mpitrain.collectives.direct import Direct
 from mpitrain.collectives.native import Native
+from mpitrain.collectives.reducer import Reducer
 from mpitrain.collectives.ring import Ring
 from mpitrain.collectives.server import Server
 from mpitrain.comm.grid import Axis

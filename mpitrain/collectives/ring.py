@@ -1,10 +1,14 @@
 """Ring: reduce-scatter, then all-gather, each rank speaking to its two neighbours only.
 
 2(p-1) messages a rank, one after the other; 2(p-1)/p of the vector each way. Every hop encodes the partial sum anew.
-For stations wired as a ring or chain (Patarasuk and Yuan, 2009).
+For stations wired as a ring or chain (Patarasuk and Yuan, 2009). A segment goes on as soon as it has come, so large
+chunks are on all links at once.
 """
 
-from mpitrain.collectives.base import BucketState, Reducer, Run, Steps
+from mpitrain.collectives.base import BucketState
+from mpitrain.collectives.reducer import Reducer
+from mpitrain.collectives.run import Run, Steps
+from mpitrain.collectives.segments import Segment
 from mpitrain.comm.frame import Tag
 
 
@@ -18,61 +22,65 @@ class Ring(Reducer):
         rank, ranks = self.axis.rank, self.axis.size
         for chunk in range(ranks):
             if chunk != rank:
-                state.frame(f"partial.out.{chunk}", state.sender("partial", chunk))
+                state.sender("partial", chunk)
             if chunk != (rank - 1) % ranks:
-                state.frame(f"partial.in.{chunk}", state.receiver("partial", chunk))
-            end = state.sender("sum", chunk) if chunk == rank else state.receiver("sum", chunk)
-            state.frame(f"sum.{chunk}", end)
+                state.receiver("partial", chunk)
+            if chunk == rank:
+                state.sender("sum", chunk)
+            else:
+                state.receiver("sum", chunk)
         state.own(rank)
 
     def steps(self, run: Run) -> Steps:
-        """Pass partial sums on until every owner has its own, then pass the sums on."""
+        """Pass partial sums on until every owner has its own, then pass the sums on.
+
+        What arrives is taken in the order in which it was sent, so what is sent has an order, too.
+        """
         state, rank, ranks = run.state, run.axis.rank, run.axis.size
         above, below = (rank + 1) % ranks, (rank - 1) % ranks
-        filled = [stop > start for start, stop in state.chunks]
-        incoming = [(rank - hop - 2) % ranks for hop in range(ranks - 1)]
-        results = [(rank - hop - 1) % ranks for hop in range(ranks - 1)]
-        partial = {c: run.post(state.frames[f"partial.in.{c}"], below, Tag.SCATTER) for c in incoming if filled[c]}
-        summed = {c: run.post(state.frames[f"sum.{c}"], below, Tag.GATHER) for c in results if filled[c]}
+        incoming = [(below - hop) % ranks for hop in range(1, ranks)]
+        results = [(rank - hop) % ranks for hop in range(1, ranks)]
+        partial = {chunk: run.post(state.receiver("partial", chunk), below, Tag.SCATTER) for chunk in incoming}
+        summed = {chunk: run.post(state.receiver("sum", chunk), below, Tag.GATHER) for chunk in results}
 
-        finite = True
-        for leaving, arriving in zip(results, incoming, strict=True):
-            if filled[leaving]:
-                self._pass_on(run, leaving, above, finite=finite)
-            finite = True
-            if filled[arriving]:
-                yield partial[arriving]
-                frame, memory = state.frames[f"partial.in.{arriving}"], state.receiver("partial", arriving)
-                finite = run.decode(memory, frame, partial[arriving], arriving, run.chunk(arriving), add=True)
-
-        if filled[rank]:
-            self._publish(run, above, finite=finite)
+        for segment in state.segments[below]:
+            self._pass_on(run, segment, above, finite=True)
+            yield run.turn
+        for chunk in incoming:
+            stream = state.receiver("partial", chunk)
+            for segment, request in zip(stream.segments, partial[chunk], strict=True):
+                yield request
+                finite = run.decode(stream, segment, request, run.values(segment), add=True)
+                if chunk == rank:
+                    self._publish(run, segment, above, finite=finite)
+                else:
+                    self._pass_on(run, segment, above, finite=finite)
         for chunk in results:
-            if filled[chunk]:
-                yield summed[chunk]
-                frame = state.frames[f"sum.{chunk}"]
-                run.decode(state.receiver("sum", chunk), frame, summed[chunk], chunk, run.chunk(chunk), add=False)
+            stream = state.receiver("sum", chunk)
+            for segment, request in zip(stream.segments, summed[chunk], strict=True):
+                yield request
+                run.decode(stream, segment, request, run.values(segment), add=False)
                 if chunk != above:
-                    run.send(frame, above, Tag.GATHER)
+                    run.send(stream, segment, above, Tag.GATHER)
         yield run.sends
 
     @staticmethod
-    def _pass_on(run: Run, chunk: int, above: int, *, finite: bool) -> None:
-        frame = run.state.frames[f"partial.out.{chunk}"]
+    def _pass_on(run: Run, segment: Segment, above: int, *, finite: bool) -> None:
+        stream = run.state.sender("partial", segment.chunk)
         if finite:
-            run.encode(run.state.sender("partial", chunk), frame, run.chunk(chunk), chunk)
+            run.encode(stream, segment, run.values(segment))
         else:
-            run.flag(frame, chunk)
-        run.send(frame, above, Tag.SCATTER)
+            run.flag(stream, segment)
+        run.send(stream, segment, above, Tag.SCATTER)
 
     @staticmethod
-    def _publish(run: Run, above: int, *, finite: bool) -> None:
-        """Encode the finished sum of the own chunk, take the decoded values like everyone, and send it on."""
-        own = run.axis.rank
-        frame, values = run.state.frames[f"sum.{own}"], run.chunk(own)
+    def _publish(run: Run, segment: Segment, above: int, *, finite: bool) -> None:
+        """Encode a finished sum of the own chunk, take the decoded values like everyone, and send it on."""
+        stream, values = run.state.sender("sum", segment.chunk), run.values(segment)
         if finite:
-            run.state.total[:] = values
-            run.encode(run.state.sender("sum", own), frame, run.state.total, own, decoded=values)
+            total = run.total(segment)
+            total[:] = values
+            run.encode(stream, segment, total, decoded=values)
         else:
-            run.flag(frame, own)
-        run.send(frame, above, Tag.GATHER)
+            run.flag(stream, segment)
+        run.send(stream, segment, above, Tag.GATHER)

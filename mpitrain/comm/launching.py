@@ -5,12 +5,12 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from mpitrain.comm.family import Library, library
 from mpitrain.comm.interfaces import VARIABLES, Interface, list_interfaces
 from mpitrain.comm.machine import physical_cores
+from mpitrain.comm.network import Wishes
 from mpitrain.comm.placing import Placement
 from mpitrain.comm.reaching import is_local
 from mpitrain.comm.runtime import library_name
@@ -22,35 +22,6 @@ FORWARDED = re.compile(
     r"(OMP|OPENBLAS|MKL|BLIS)_NUM_THREADS|FI_\w+|MPIR_CVAR_\w+"
 )
 """Variables that ranks on other hosts need; Open MPI forwards its own ones only, MPICH all."""
-
-
-@dataclass(frozen=True)
-class Wishes:
-    """What a user asks of a launch.
-
-    Attributes
-    ----------
-    allow_root, oversubscribe : bool
-        Whether to do what Open MPI refuses by default.
-    survive : bool
-        Whether the others go on when a rank dies (ULFM).
-    interface : str
-        Network interface to use; empty: MPI chooses.
-    bdp_bytes : float, optional
-        Of the links (`comm.transport`); None where they are unknown.
-    placement : Placement, optional
-        Hosts; this one where left out.
-    variables : tuple of str
-        To be set on all ranks, ``NAME=VALUE``, or forwarded, ``NAME``.
-    """
-
-    allow_root: bool = False
-    oversubscribe: bool = False
-    survive: bool = False
-    interface: str = ""
-    bdp_bytes: float | None = None
-    placement: Placement | None = None
-    variables: tuple[str, ...] = ()
 
 
 def mpirun(ranks: int, *, allow_root: bool, oversubscribe: bool, survive: bool = False) -> list[str]:
@@ -81,7 +52,7 @@ def render(
     if wishes.placement:
         wishes.placement.check(ranks)
     cores = physical_cores(os.sched_getaffinity(0))
-    here = _ranks_here(ranks, wishes.placement)
+    here = ranks if wishes.crowded else _ranks_here(ranks, wishes.placement)
     settings = transport(
         linked.family,
         linked.version,

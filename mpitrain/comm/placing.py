@@ -78,9 +78,10 @@ def _span(ranks: Sequence[int]) -> str:
     return str(ranks[0]) if len(ranks) == 1 else f"{ranks[0]}-{ranks[-1]}"
 
 
-def topology_placement(topology: Topology) -> Placement:
-    """Return the sites that have slots."""
-    hosts = tuple(Host(site.host or site.name, site.slots, site.name) for site in topology.sites if site.slots)
+def topology_placement(topology: Topology, *, emulate: bool = False) -> Placement:
+    """Return the sites that have slots, under their addresses, or, where they are made up, under their names."""
+    ranked = [site for site in topology.sites if site.slots]
+    hosts = tuple(Host((not emulate and site.host) or site.name, site.slots, site.name) for site in ranked)
     return Placement(hosts, f"topology {topology.source or topology.name}")
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from mpitrain.comm.family import OPEN_MPI
-from mpitrain.comm.machine import ROOT, read_or_empty
+from mpitrain.comm.machine import ROOT, Finding, Level, amount, read_or_empty
 
 EAGER_FACTOR, EAGER_MIN, EAGER_MAX = 4, 2**16, 2**22
 """An eager message is this many times the BDP: announcing it first would cost a round trip, in which so much could have
@@ -56,8 +56,21 @@ def read_kernel(root: Path = ROOT) -> Kernel:
     return Kernel(
         {way: _last_number(net / f"core/{way}mem_max") for way in "wr"},
         {way: _last_number(net / f"ipv4/tcp_{way}mem") for way in "wr"},
-        restarts=read_or_empty(net / "ipv4/tcp_slow_start_after_idle") == "1",
+        # BBR paces by what it has measured, and is not asked.
+        restarts=read_or_empty(net / "ipv4/tcp_slow_start_after_idle") == "1"
+        and not read_or_empty(net / "ipv4/tcp_congestion_control").startswith("bbr"),
     )
+
+
+def kernel_findings(kernel: Kernel) -> list[Finding]:
+    """Say how long a link the sockets of this machine can fill."""
+    sizes = [max(kernel.explicit.get(way) or 0, (kernel.automatic.get(way) or 0) // 2) for way in "wr"]
+    if not all(sizes):
+        return []
+    most = min(sizes) // WINDOW_FACTOR
+    what = f"sockets keep {amount(most)} under way, enough for 100 Mbit/s with a round trip of {most / 12_500:,.0f} ms"
+    pauses = f"; after a pause they begin with {INITIAL_WINDOW / 1000:.1f} kB (net.ipv4.tcp_slow_start_after_idle = 1)"
+    return [Finding(Level.OK, what + pauses * kernel.restarts)]
 
 
 def _last_number(path: Path) -> int | None:

@@ -236,6 +236,9 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     """Start a bucket as soon as backward has filled it; off: after backward. Same bits, same bytes."""
     bucket_mb: Positive | None = None
     """Size of a bucket in 10^6 bytes of float32; a sixth of the model where left out."""
+    segment_kb: Index = 256
+    """Size of the messages in which a rank's part of a bucket travels, in 10^3 bytes of float32, so that coding and the
+    wire go on side by side; 0: it is one message."""
     rule: tuple[RuleConfig, ...] = ()
     """Codecs of single tensors; the first match wins."""
 

@@ -92,10 +92,11 @@ READ_BY: dict[str, dict[object, str]] = {
     "parallel.schedule": {"1f1b": "", "afab": "", "interleaved": "chunks"},
     "parallel.memory": {"none": "", "delta": "reference_mb"},
     "exchange.when": {
-        "sync": "collective",
-        "local": "collective h outer_lr outer_momentum fragments delay merge",
+        "sync": "collective segment_kb",
+        "local": "collective segment_kb h outer_lr outer_momentum fragments delay merge",
         "server": f"mode server_codec {MODES} dc_strength dc_decay optim.lr_scale",
     },
+    "exchange.collective": {"direct": "segment_kb", "ring": "segment_kb", "server": "segment_kb", "native": ""},
     "exchange.mode": {
         "sync": "aggregate late",
         "ssp": "staleness aggregate late",

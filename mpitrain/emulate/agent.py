@@ -28,10 +28,13 @@ def main(arguments: list[str]) -> int:
         if host not in hosts or not words:
             return _fail(f"expected a host ({', '.join(hosts)}) and a command, got {' '.join([host, *words])!r}")
         enter(hosts[host])
-        command = words if plainly else ["/bin/sh", "-c", " ".join(words)]
+    except OSError as error:
+        return _fail(f"the host {host} has gone: {error.strerror}")
+    command = words if plainly else ["/bin/sh", "-c", " ".join(words)]
+    try:
         os.execvp(command[0], command)
     except OSError as error:
-        return _fail(f"{error.filename or host}: {error.strerror}")
+        return _fail(f"{command[0]}: {error.strerror}")
 
 
 def _fail(reason: str) -> int:

@@ -1,30 +1,46 @@
 """``mpitrain emulate``: a command on emulated hosts, and what went over their links."""
 
 import shlex
+import shutil
 import sys
 from pathlib import Path
 
 from mpitrain.comm.signals import StopRequest
 from mpitrain.emulate.emulation import Emulation
-from mpitrain.errors import MpitrainError
+from mpitrain.emulate.relay import addresses
+from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.topology.load import load_topology
 
 
 def main(topology: Path, command: list[str], *, output: Path | None, show: bool, stop: StopRequest) -> int:
     """Run the command; its exit code is ours."""
     try:
-        with Emulation(load_topology(topology)) as emulation:
-            if show:
-                for name, value in emulation.environment().items():
-                    print(f"{name}={shlex.quote(value)}")
-                print(shlex.join(emulation.inside(command)), flush=True)
-                return 0
+        emulation = Emulation(load_topology(topology))
+        if shutil.which(command[0]) is None:
+            raise ConfigError(f"emulate: expected a command after --, got {command[0]!r}, which cannot be run")
+        if show:
+            emulation.check()
+            print("\n".join([*describe(emulation), shlex.join(command)]))
+            return 0
+        with emulation:
             code = emulation.run(command, stop=stop)
         counts = emulation.counts()
     except MpitrainError as error:
         print(f"mpitrain: {error}", file=sys.stderr, flush=True)
         return int(error.exit_code)
-    print("\n".join(counts.table()), flush=True)
+    # Standard output is the command's.
+    print("\n".join(counts.table()), file=sys.stderr, flush=True)
     if output:
+        output.parent.mkdir(parents=True, exist_ok=True)
         output.write_bytes(counts.to_json() + b"\n")
     return code
+
+
+def describe(emulation: Emulation) -> list[str]:
+    """List the hosts, and the variables around the command."""
+    sites = emulation.topology.sites
+    hosts = zip(sites, addresses(emulation.topology), strict=True)
+    return [
+        *(f"# {site.name}: {address}, {site.slots} slots" for site, address in hosts),
+        *(f"export {name}={shlex.quote(value)}" for name, value in emulation.environment().items()),
+    ]

@@ -22,6 +22,7 @@ from mpitrain.emulate.counts import Counts
 from mpitrain.emulate.host import check_device
 from mpitrain.emulate.relay import ASK, addresses
 from mpitrain.errors import ConfigError, LaunchError
+from mpitrain.topology.graph import check_connected
 from mpitrain.topology.model import Topology
 
 PREFIX = "mpitrain-emulation."
@@ -54,10 +55,11 @@ class Emulation:
         self._rootless = rootless
         self._mark = processes.make_mark(os.getpid())
         self._last: Counts | None = None
+        self._folder = Path("FOLDER")
 
     def __enter__(self) -> Self:
         """Make the hosts; what dead emulations have left behind goes first."""
-        self._check()
+        self.check()
         end_stale()
         prefix = f"{PREFIX}{self._mark.replace(':', '-')}."
         self._folder = Path(tempfile.mkdtemp(prefix=prefix, dir=_plain_folder()))
@@ -88,9 +90,12 @@ class Emulation:
         self._end()
 
     def environment(self) -> dict[str, str]:
-        """Return the variables under which ``mpirun -n N …``, run inside, spans the hosts."""
+        """Return the variables under which ``mpirun -n N …``, run inside, spans the hosts.
+
+        Before the hosts are made, a word stands for the folder that will be theirs.
+        """
         found = settings.variables(self._mark, self._folder / "agent", self._folder / "hostfile")
-        return settings.wishes() | found
+        return settings.wishes(self.topology) | found
 
     def inside(self, command: list[str], site: str | None = None) -> list[str]:
         """Return the command that runs another one on a host; start it with `environment` in addition."""
@@ -124,17 +129,14 @@ class Emulation:
     def _first(self) -> str:
         return next(site.name for site in self.topology.sites if site.slots)
 
-    def _check(self) -> None:
-        """Refuse what cannot work before anything starts."""
+    def check(self) -> None:
+        """Refuse what cannot work before anything starts; raises ConfigError and LaunchError."""
         outer = os.environ.get(EMULATION, "")
         if processes.is_alive(outer):
             raise LaunchError(f"emulate: this is an emulated host already ({EMULATION}={outer}); start it outside")
-        sites = self.topology.sites
         if not self.topology.slots:
             raise ConfigError(f"topology {self.topology.name}: no site has slots; give one slots = 1")
-        for site in sites[1:]:
-            for way in ((sites[0].name, site.name), (site.name, sites[0].name)):
-                self.topology.path(*way)
+        check_connected(self.topology)
         check_device()
 
     def _write_files(self) -> None:
@@ -167,7 +169,8 @@ class Emulation:
         """Let the warden clear up, or do it where it is gone."""
         self._control.close()
         self._lifeline.close()
-        os.waitpid(self._warden, 0)
+        with contextlib.suppress(ChildProcessError):  # someone has told the kernel to keep no dead children
+            os.waitpid(self._warden, 0)
         processes.end_all(partial(processes.members, self._mark, ()))
         shutil.rmtree(self._folder, ignore_errors=True)
 

@@ -4,7 +4,7 @@ import contextlib
 import errno
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from mpitrain.emulate import kernel
@@ -53,6 +53,7 @@ def become_host(name: str, address: str, mtu: int, names: Path) -> int:
     names : Path
         What it sees as /etc/hosts.
     """
+    outside = _tcp_settings()
     with needing("network, name and mount namespaces", USER_REMEDY):
         kernel.unshare(kernel.NEW_NETWORK | kernel.NEW_NAMES | kernel.NEW_MOUNTS)
         socket.sethostname(name)
@@ -62,6 +63,7 @@ def become_host(name: str, address: str, mtu: int, names: Path) -> int:
     with contextlib.suppress(OSError):  # /sys goes on to list the interfaces outside, which only a doctor would read
         kernel.mount_sys()
     _switch_off_ipv6()
+    _set_tcp(outside)
     with needing(f"a TUN device ({kernel.TUN})", TUN_REMEDY):
         tun = kernel.open_tun(DEVICE)
     with needing(f"address {address} and MTU {mtu} on a TUN device", ROOT_REMEDY):
@@ -78,6 +80,23 @@ def _switch_off_ipv6() -> None:
         except OSError as error:  # a kernel without IPv6, or a container that lets nothing be set: they are dropped
             if error.errno not in (errno.ENOENT, errno.EROFS, errno.EACCES, errno.EPERM):
                 raise
+
+
+def _tcp_settings() -> dict[Path, str]:
+    """Read how this machine's TCP is set: a new network namespace would start with the kernel's defaults."""
+    found = {}
+    for path in Path("/proc/sys/net/ipv4").glob("tcp_*"):
+        with contextlib.suppress(OSError):  # some may only be written, or only be seen by root
+            found[path] = path.read_text(encoding="ascii", errors="replace")
+    return found
+
+
+def _set_tcp(settings: Mapping[Path, str]) -> None:
+    """Set what differs from this network namespace's, as far as it is a matter of namespaces."""
+    for path, text in settings.items():
+        with contextlib.suppress(OSError):
+            if path.read_text(encoding="ascii", errors="replace") != text:
+                path.write_text(text, encoding="ascii")
 
 
 def check_device() -> None:

@@ -39,9 +39,13 @@ class Relay:
         Descriptors of the TUN devices, which do not block.
     control : socket
         Answers ``ASK`` with a line of JSON (`counts.Counts`).
+    scheduling : str
+        For the counts.
     """
 
-    def __init__(self, topology: Topology, tuns: Sequence[int], control: socket.socket) -> None:
+    def __init__(
+        self, topology: Topology, tuns: Sequence[int], control: socket.socket, scheduling: str = "no priority"
+    ) -> None:
         self._network = Network(topology)
         self._tuns = list(tuns)
         self._control = control
@@ -50,17 +54,15 @@ class Relay:
         self._gauge = Gauge()
         self._bytes = self._packets = self._unroutable = self._refused = 0
         self._room = topology.mtu
-        self._scheduling = "no priority"
+        self._scheduling = scheduling
         self._begin_s = self._begin_cpu_s = 0.0
+        self._watched: list[int] = []
 
     def run(self) -> None:
         """Carry."""
-        self._scheduling = _take_priority()
-        sharpen_timers()
-        gc.disable()  # nothing here refers to itself; a collection would only make packets late
         self._begin_s, self._begin_cpu_s = time.perf_counter(), time.process_time()
         sources = {descriptor: number for number, descriptor in enumerate(self._tuns)}
-        watched = [self._control.fileno(), *sources]
+        self._watched = [self._control.fileno(), *sources]
         window_s = 1.0
         while True:
             now_s = time.perf_counter() - self._begin_s
@@ -69,7 +71,7 @@ class Relay:
                 self._gauge.second(now_s, time.process_time() - self._begin_cpu_s)
                 window_s = now_s + 1.0
             pause_s = min(self._network.next_s, window_s) - (time.perf_counter() - self._begin_s)
-            ready, _, _ = select.select(watched, (), (), max(0.0, pause_s))
+            ready, _, _ = select.select(self._watched, (), (), max(0.0, pause_s))
             for descriptor in ready:
                 if descriptor in sources:
                     self._collect(descriptor, sources[descriptor])
@@ -83,6 +85,11 @@ class Relay:
             try:
                 packet = os.read(descriptor, self._room)
             except BlockingIOError:
+                return
+            except OSError:
+                packet = b""
+            if not packet:  # someone inside has taken the device away
+                self._watched.remove(descriptor)
                 return
             key = (source, packet[DEST])
             try:
@@ -139,6 +146,13 @@ class Relay:
             scheduling=self._scheduling,
         )
         return Counts(link_counts(self._network), load)
+
+
+def carry(topology: Topology, tuns: Sequence[int], control: socket.socket) -> None:
+    """Be the process of a relay: in time, whoever computes on the same cores."""
+    sharpen_timers()
+    gc.disable()  # nothing here refers to itself; a collection would only make packets late
+    Relay(topology, tuns, control, _take_priority()).run()
 
 
 def _take_priority() -> str:

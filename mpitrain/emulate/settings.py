@@ -1,11 +1,17 @@
 """The variables under which a plain ``mpirun`` inside an emulation reaches its hosts, whichever MPI it belongs to."""
 
 import os
+import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
+from mpitrain.comm.family import MPICH, OPEN_MPI
 from mpitrain.comm.hints import EMULATION
+from mpitrain.comm.machine import physical_cores
+from mpitrain.comm.transport import transport, user_settings
 from mpitrain.emulate.host import DEVICE
+from mpitrain.topology.describe import bdp_bytes
+from mpitrain.topology.model import Topology
 
 SCHEDULERS = ("SLURM_", "PBS_", "LSB_", "PE_HOSTFILE")
 """How variables begin by which launchers recognize an allocation, whose hosts these are not."""
@@ -49,12 +55,19 @@ def variables(mark: str, agent: Path, hostfile: Path) -> dict[str, str]:
     return found
 
 
-def wishes(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """List what is good for the links, where the user has not said otherwise."""
-    good = {"OMPI_MCA_pml": "ob1", "OMPI_MCA_btl": "self,sm,tcp", "OMPI_MCA_mpi_yield_when_idle": "1"}
-    return {name: value for name, value in good.items() if name not in environment}
+def wishes(topology: Topology, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """List what is good for the links of a topology, where the user has not said otherwise."""
+    ranks = topology.slots
+    crowded = ranks > physical_cores(os.sched_getaffinity(0))
+    user = user_settings(environment)
+    found: dict[str, str] = {}
+    for family, version in ((MPICH, (4, 0)), (OPEN_MPI, (5, 0))):
+        settings = transport(family, version, bdp_bytes(topology, ranks), DEVICE, crowded, user=user)
+        found |= settings.environment
+    return found
 
 
 def inherited(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what a command inside may keep of the environment outside."""
-    return {name: value for name, value in environment.items() if not name.startswith(SCHEDULERS)}
+    """Return what a command inside may keep of the environment outside; Open MPI does not start without a home."""
+    kept = {name: value for name, value in environment.items() if not name.startswith(SCHEDULERS)}
+    return {"HOME": tempfile.gettempdir()} | kept

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from mpitrain.emulate import kernel, processes
 from mpitrain.emulate.host import become_host, become_privileged
-from mpitrain.emulate.relay import Relay, addresses
+from mpitrain.emulate.relay import addresses, carry
 from mpitrain.errors import ExitCode, LaunchError, MpitrainError
 from mpitrain.topology.model import Topology
 
@@ -154,7 +154,7 @@ def _live(become: Callable[[], int], end: socket.socket) -> NoReturn:
 
 def _run_relay(task: Task, tuns: list[int], control: socket.socket) -> None:
     kernel.name_process("mt-relay")
-    Relay(task.topology, tuns, control).run()
+    carry(task.topology, tuns, control)
 
 
 def _wait(lifeline: socket.socket, relay: int) -> None:

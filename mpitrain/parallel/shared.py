@@ -11,8 +11,9 @@ from typing import cast
 
 from mpitrain.arrays import Floats, aligned_zeros
 from mpitrain.codecs.registry import make_codec
-from mpitrain.collectives.base import Bucket, BucketState, Event, Reducer, Traffic, Transport
+from mpitrain.collectives.base import Bucket, BucketState, Event, Traffic, Transport
 from mpitrain.collectives.direct import Direct
+from mpitrain.collectives.reducer import Reducer
 from mpitrain.comm.agreement import gather
 from mpitrain.comm.grid import Axis, ProcessGrid
 from mpitrain.kernels.reduce import count_not_finite

@@ -9,8 +9,9 @@ import numpy.typing as npt
 from mpitrain.arrays import Floats, aligned_zeros
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.registry import make_codec
-from mpitrain.collectives.base import Bucket, BucketState, Event, Pending, Traffic, Transport
+from mpitrain.collectives.base import Bucket, BucketState, Event, Traffic, Transport
 from mpitrain.collectives.direct import Direct
+from mpitrain.collectives.reducer import Pending
 from mpitrain.comm.grid import Axis
 from mpitrain.nn.split import TensorSplit
 from mpitrain.partition import bounds, split_sizes
@@ -75,10 +76,7 @@ class TensorParallel(TensorSplit):
     def held_bytes(self) -> int:
         """Count the bytes of all buffers that are kept."""
         return sum(
-            state.bucket.values.nbytes
-            + state.total.nbytes
-            + sum(frame.buffer.nbytes for frame in state.frames.values())
-            for state in self._states.values()
+            state.bucket.values.nbytes + state.total.nbytes + state.frame_bytes for state in self._states.values()
         )
 
     def total(self, x: Floats, *, exact: bool) -> Floats:

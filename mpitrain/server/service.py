@@ -369,7 +369,7 @@ class Service:
             weights: Floats = self.keeper.weights(number)
             _, nonfinite = memory.encode(weights, frame.payload, None, key=0, first=0)
             self.unsound |= bool(nonfinite)
-            frame.seal(expected(memory, self.version), memory.max_nbytes)
+            frame.seal(expected(memory, self.version), memory.max_nbytes(memory.size))
             tag = self.setting.weights_tag(self.keeper.pieces[number])
             for client in clients:
                 if not client.gone:

@@ -36,7 +36,7 @@ class Outgoing:
     def __init__(self, link: Link, peer: int, tag: int, memory: Memory, slots: int) -> None:
         self.memory = memory
         self._link, self._peer, self._tag = link, peer, tag
-        self._frames = [Frame(memory.max_nbytes) for _ in range(slots)]
+        self._frames = [Frame(memory.max_nbytes(memory.size)) for _ in range(slots)]
         self._sends: list[Requests | None] = [None] * slots
         self.sequence = 0
 
@@ -83,7 +83,7 @@ class Incoming:
         self._link, self._peer, self._tag = link, peer, tag
         self._posted: deque[tuple[Frame, Requests]] = deque()
         for _ in range(slots):
-            self._post(Frame(memory.max_nbytes))
+            self._post(Frame(memory.max_nbytes(memory.size)))
         self._arrived = 0
 
     def _post(self, frame: Frame) -> None:

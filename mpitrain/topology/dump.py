@@ -1,5 +1,6 @@
 """From a topology back to a file that loads to the same numbers."""
 
+import math
 from collections.abc import Callable
 
 from mpitrain.config.load import toml_value
@@ -73,8 +74,8 @@ def _direction_keys(way: str, direction: Direction, link: Link) -> dict[str, str
 
 def _number(value: float, reading: Callable[[float], float], factor: float) -> str:
     """Find the shortest number that a file reads as a value; the nearest one where none does exactly."""
-    for digits in range(1, 18):
-        short = float(f"{value * factor:.{digits}g}")
-        if reading(short) == value:
-            return repr(short)
-    return repr(value * factor)
+    exact = value * factor
+    short = [float(f"{exact:.{digits}g}") for digits in range(1, 18)]
+    # The product is rounded, so that the number that was once read may be the next one.
+    nearby = [math.nextafter(exact, end) for end in (0.0, math.inf)]
+    return repr(next((number for number in [*short, *nearby] if reading(number) == value), exact))

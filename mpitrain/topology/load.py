@@ -23,6 +23,9 @@ SLOW_BYTES_S = 1_250_000
 
 LARGE_MTU, SMALL_MTU = 9000, 1500
 
+KINDS = {"float": "a number", "int": "a whole number", "str": "text", "array": "a list", "object": "a table"}
+"""Types as messages call them."""
+
 HOST_NAME = re.compile(r"(?!\d+$|0[xX]|localhost$)[A-Za-z0-9]([A-Za-z0-9-]{0,46}[A-Za-z0-9])?")
 """No more than 48 characters, so that a prefix fits; numbers alone are read as addresses by resolvers."""
 
@@ -87,8 +90,9 @@ def _convert(tree: Tree, origin: str) -> TopologyTable:
                 node = node[int(part)]
                 key = words[-1]
                 words[-1] = told(key, int(part) + 1, node) if isinstance(node, dict) else f"{key}[{part}]"
-        expected = message[0].lower() + message[1:].partition(", got")[0].replace("`", "")
+        expected = message[0].lower() + message[1:].partition(", got")[0].replace(" | null", "")
         expected = expected.replace("object missing required field", "expected the key")
+        expected = re.sub("`(.*?)`", lambda kind: KINDS.get(kind[1], kind[1]), expected)
         where = ": ".join([origin, *words])
         raise ConfigError(f"{where}: {expected}" + (f", got {shown(node)}" if parts else "")) from None
 

@@ -12,7 +12,7 @@ MAX_MS = 3_600_000
 Mbps = Annotated[float, Meta(ge=1e-3, le=1e6)]
 Milliseconds = Annotated[float, Meta(ge=0, le=MAX_MS)]
 Percent = Annotated[float, Meta(ge=0, lt=100)]
-Queue = Annotated[float, Meta(gt=0, le=MAX_MS)]
+Queue = Annotated[float, Meta(gt=0, le=1e8)]
 Seconds = Annotated[float, Meta(ge=0)]
 Word = Annotated[str, Meta(min_length=1, max_length=64)]
 Kind = Annotated[str, Meta(pattern=r"\A[\w-]{1,32}\Z")]
@@ -25,8 +25,7 @@ class SiteTable(Section, frozen=True, kw_only=True):
     name: Word
     """Also the name of its emulated host: letters, digits and hyphens, at most 48."""
     kind: Kind = "edge"
-    """cell, edge, aggregation, core, or a word of your own (letters, digits, hyphens). A tree has its root at the only
-    core."""
+    """cell, edge, aggregation, core, or a word of your own. The only core is the root of a tree."""
     slots: Annotated[int, Meta(ge=0, le=4096)] = 1
     """Ranks that it may run; 0: it only forwards. Servers are the last ranks, so their site stands last."""
     speed: Annotated[float, Meta(ge=1e-3, le=1e3)] = 1.0

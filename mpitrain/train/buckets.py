@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 
 import numpy as np
@@ -12,7 +12,8 @@ from mpitrain.codecs.base import Codec
 from mpitrain.codecs.memory import DoubleBuffer
 from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import make_codec
-from mpitrain.collectives.base import Bucket, BucketState, Pending, Reducer, Traffic
+from mpitrain.collectives.base import Bucket, BucketState, Traffic
+from mpitrain.collectives.reducer import Pending, Reducer
 from mpitrain.config.schema import ExchangeConfig
 from mpitrain.config.validate import STOCHASTIC
 from mpitrain.errors import ConfigError
@@ -196,7 +197,10 @@ class BucketSums:
         """Wait for all sums; raises PeerLostError, ProtocolError, CodecError."""
         if any(self._missing):
             raise RuntimeError(f"{sum(self._missing)} tensors of the step were never reported as finished")
+        self.poll()
+        hidden = sum(pending.traffic.received_bytes for pending in self._pending)
         traffic = sum((pending.wait() for pending in self._pending), Traffic())
+        traffic = replace(traffic, hidden_bytes=hidden, exposed_bytes=traffic.received_bytes - hidden)
         return Summed(not any(pending.nonfinite for pending in self._pending), traffic)
 
     def commit(self) -> None:

@@ -1,6 +1,6 @@
 """From a configuration to the objects of a run: the only wiring in the package."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -9,6 +9,7 @@ from mpitrain.arrays import Floats, Ints
 from mpitrain.codecs.registry import make_codec
 from mpitrain.collectives.base import Event, Traffic, Transport, compile_kernels
 from mpitrain.collectives.registry import make_reducer
+from mpitrain.collectives.segments import segment_elements
 from mpitrain.comm.agreement import agree, first_on_node, same_everywhere, sum_arrays
 from mpitrain.comm.grid import Axis, ProcessGrid
 from mpitrain.config.schema import Config, DataConfig
@@ -212,6 +213,7 @@ def make_exchange(
         weights.state = OptimizerState({})  # the servers have it
         return WorkerExchange(weights, config, grid, setting, transport)
     exchange, seed = config.exchange, config.train.seed
+    transport = replace(transport, segment=segment_elements(exchange.segment_kb))
     reducer = make_reducer(exchange.collective, grid.data, transport, servers=grid.shape.servers)
     if exchange.when == "local":
         common = agree(

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mpitrain.codecs.memory import DoubleBuffer
-from mpitrain.collectives.base import Reducer, Traffic
+from mpitrain.collectives.base import Traffic
+from mpitrain.collectives.reducer import Reducer
 from mpitrain.comm.agreement import NumberGather
 from mpitrain.comm.grid import Axis
 from mpitrain.config.schema import ExchangeConfig

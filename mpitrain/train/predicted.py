@@ -7,6 +7,7 @@ import numpy.typing as npt
 
 from mpitrain.codecs.base import Codec
 from mpitrain.collectives.predicted import Sent, memory_elements, sent_for_sum
+from mpitrain.collectives.segments import segment_elements
 from mpitrain.config.schema import ExchangeConfig
 from mpitrain.params import Layout, ParamSpec
 from mpitrain.train.buckets import group_of, plan_buckets, stream_of
@@ -37,7 +38,15 @@ def predict_exchange(
     """
     sent = [Sent()] * ranks
     for codec, memory, size in _buckets(specs, config, held, dtype):
-        bucket = sent_for_sum(config.collective, codec, memory, size, ranks, servers=config.servers or 0)
+        bucket = sent_for_sum(
+            config.collective,
+            codec,
+            memory,
+            size,
+            ranks,
+            servers=config.servers or 0,
+            segment=segment_elements(config.segment_kb),
+        )
         sent = [before + more for before, more in zip(sent, bucket, strict=True)]
     return sent
 

@@ -24,7 +24,7 @@ from mpitrain.train.serverloop import ServerLoop
 from mpitrain.train.session import Resume, Session
 from mpitrain.train.start import fit_grid, known_before, prepare, stop_rules, warn, warn_of_host
 from mpitrain.train.stopping import StopWish
-from mpitrain.train.summary import Throughput, progress_line, summarize, timeline
+from mpitrain.train.summary import Throughput, overlap_note, progress_line, summarize, timeline
 
 
 def train(
@@ -207,6 +207,8 @@ def _finish(session: Session, result: Score, ended: str | None, throughput: Thro
         **parts.exchange.summary(),
     }
     agree(session.world, lambda: session.folder.finish(summary) if session.writes else None)
+    for line in overlap_note(cast(float | None, summary["hidden_share"])):
+        session.narrator.say(line)
     if ended:
         session.narrator.say(f"ended     after step {session.loop.counters.step} by train.{ended}")
     return summary

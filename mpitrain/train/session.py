@@ -43,6 +43,7 @@ FREE = (
     "data.path",
     "data.readers",
     "exchange.overlap",
+    "exchange.segment_kb",
     "exchange.servers = 0",
     "model.tied = false",
     'train.init = ""',

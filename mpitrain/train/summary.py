@@ -22,6 +22,9 @@ MB = 1e6
 SAME = 1.05
 """Ratio up to which two numbers of bytes are called the same: headers weigh that much in small messages."""
 
+EFFECTIVE = 0.05
+"""Share of the exchange that must be hidden behind computation for overlap to be called effective."""
+
 WARM_UP_STEPS = 5
 """First steps of a start that throughput leaves out: caches fill, connections open."""
 
@@ -160,7 +163,32 @@ def progress_line(parts: Parts, rows: Sequence[Row], result: Score | None) -> st
     if inside:
         text += f"  within the replica {inside / MB:.3f} MB"
     text += "  " + " ".join(f"{name} {value:.0%}" for name, value in share.items())
+    hidden = hidden_share(exchange, rows)
+    text += "" if hidden is None else f"  hidden {hidden:.0%}"
     return text + (f"  test {result.name} {result.metric:.4f}" if result else "")
+
+
+def hidden_share(exchange: ExchangeConfig, rows: Sequence[Row]) -> float | None:
+    """Return what was received before there was nothing to do but wait, as a share; None where nothing overlaps.
+
+    Parameters
+    ----------
+    rows : list of dict
+        With ``hidden_bytes`` and ``exposed_bytes``: of steps, or of ranks.
+    """
+    overlaps = exchange.overlap if exchange.when == "sync" else exchange.when == "local" and exchange.delay > 0
+    hidden, exposed = (sum(int(str(row[f"{name}_bytes"])) for row in rows) for name in ("hidden", "exposed"))
+    return hidden / (hidden + exposed) if overlaps and hidden + exposed else None
+
+
+def overlap_note(share: float | None) -> list[str]:
+    """Say so where overlap is not effective."""
+    if share is None or share >= EFFECTIVE:
+        return []
+    return [
+        f"overlap   is not effective: {share:.1%} of what the exchange received had come when backward was done; a "
+        "coarser codec or local steps would shorten the rest"
+    ]
 
 
 def summarize(parts: Parts, result: Score, *, steps: int, per_rank: list[dict[str, object]]) -> Row:
@@ -193,6 +221,7 @@ def summarize(parts: Parts, result: Score, *, steps: int, per_rank: list[dict[st
         "fp32_ring_bytes_total": baseline,
         # What MPI's own sum sends is its affair: a ratio would compare unlike things.
         "ratio": baseline / gradient_bytes if baseline and gradient_bytes and collective != "native" else None,
+        "hidden_share": hidden_share(exchange, per_rank),
         "num_parameters": parts.num_parameters,
         "per_rank": per_rank,
         "versions": {

@@ -130,7 +130,7 @@ def test_integers_of_numpy_and_limits(comm):
         array = np.ones(3, np.float32)
         allreduce(array)
         assert np.all(array == comm.size)
-    for options in ({"timeout_s": 0}, {"max_message_bytes": 0}, {"dtype": np.int32}):
+    for options in ({"timeout_s": 0}, {"max_message_bytes": 0}, {"segment_kb": -1}, {"dtype": np.int32}):
         with pytest.raises(ConfigError, match=next(iter(options))):
             mpitrain.Allreduce(comm, 3, **options)
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from mpitrain.bench import stages
-from mpitrain.bench.pipeline import check_ranks
+from mpitrain.bench.ranks import check_ranks
 from mpitrain.bench.stages import CHUNKS, Case, Rig, measure
 from mpitrain.comm.agreement import gather
 from mpitrain.comm.frame import HEADER_BYTES, Frame

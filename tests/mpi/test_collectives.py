@@ -29,6 +29,10 @@ STREAMS = [
     *itertools.product(["fp16", "int8", "int4"], ["none", "residual", "delta"], [False]),
     *itertools.product(["int8", "int4"], ["none", "residual"], [True]),
 ]
+SEGMENT = 256
+"""Elements of the segments in which chunks travel; the twins know none. The sizes give one, several, ragged ones."""
+
+SEGMENTED = Transport(timeout_s=30, segment=SEGMENT)
 
 
 def contribution(rank, step, size, dtype=np.float32):
@@ -47,10 +51,10 @@ def reducer_of(collective, axis, transport=None):
     return make_reducer(name, axis, transport, servers=servers)
 
 
-def run_steps(axis, collective, codec, memory, size, steps=3, dtype=np.float32, transport=None):
+def run_steps(axis, collective, codec, memory, size, steps=3, dtype=np.float32, transport=SEGMENTED):
     """Return (sums, traffics) of this rank and what the twin says."""
     ranks = axis.size
-    reducer = reducer_of(collective, axis, transport or Transport(timeout_s=30))
+    reducer = reducer_of(collective, axis, transport)
     work = np.zeros(size, dtype)
     state = reducer.open(Bucket(work), codec, memory)
     twin = TWINS[collective](codec, memory, size, ranks)
@@ -73,7 +77,7 @@ def test_bits_and_bytes(axis, everywhere, collective, size):
     kind, servers = split_name(collective)
     for name, memory, stochastic in STREAMS:
         codec = make_codec(name, stochastic=stochastic)
-        predicted = sent_for_sum(kind, codec, memory, size, axis.size, servers=servers)[axis.rank]
+        predicted = sent_for_sum(kind, codec, memory, size, axis.size, servers=servers, segment=SEGMENT)[axis.rank]
         for got, expected, traffic in run_steps(axis, collective, codec, memory, size):
             case = (collective, name, memory, stochastic, size)
             assert got.tobytes() == expected.tobytes(), case
@@ -116,21 +120,23 @@ def test_raw_sum_is_near_float64(axis, collective):
 
 @pytest.mark.parametrize("collective", TWINS)
 def test_pieces(axis, collective):
-    """Pieces of 64 KiB, and sizes around one piece, change no bit."""
-    for size in (40_003, (65536 - HEADER_BYTES) // 4 - 1, (65536 - HEADER_BYTES) // 4, (65536 - HEADER_BYTES) // 4 + 1):
-        codec = make_codec("raw")
-        whole = run_steps(axis, collective, codec, "none", size, steps=1)
-        small = run_steps(axis, collective, codec, "none", size, steps=1, transport=Transport(30, 65536))
-        tiny = run_steps(axis, collective, codec, "none", size, steps=1, transport=Transport(30, 4099))
-        assert whole[0][0].tobytes() == small[0][0].tobytes() == tiny[0][0].tobytes()
-        assert whole[0][2].sent_bytes == small[0][2].sent_bytes == tiny[0][2].sent_bytes
-
-
-@pytest.mark.parametrize("collective", TWINS)
-def test_large_messages_do_not_deadlock(axis, collective):
-    """Far above any eager limit; every send has its receive posted."""
+    """Pieces of 64 KiB, and sizes around one piece, change no bit; nor do they where segments are larger or smaller."""
     codec = make_codec("raw")
-    for got, expected, _ in run_steps(axis, collective, codec, "none", 2**20, steps=1):
+    for size in (40_003, (65536 - HEADER_BYTES) // 4 - 1, (65536 - HEADER_BYTES) // 4, (65536 - HEADER_BYTES) // 4 + 1):
+        for segment in (None, 5120):
+            transports = [Transport(30, piece, segment) for piece in (4 * 10**6, 65536, 4099)]
+            runs = [run_steps(axis, collective, codec, "none", size, steps=1, transport=each) for each in transports]
+            assert len({got.tobytes() for ((got, _, _),) in runs}) == 1
+            assert len({traffic.sent_bytes for ((_, _, traffic),) in runs}) == 1
+            assert runs[0][0][0].tobytes() == runs[0][0][1].tobytes()
+
+
+@pytest.mark.parametrize("segment", [None, 64_000])
+@pytest.mark.parametrize("collective", TWINS)
+def test_large_messages_do_not_deadlock(axis, collective, segment):
+    """M08: far above any eager limit; every send has its receive posted."""
+    codec, transport = make_codec("raw"), Transport(30, segment=segment)
+    for got, expected, _ in run_steps(axis, collective, codec, "none", 2**20, steps=1, transport=transport):
         assert got.tobytes() == expected.tobytes()
 
 
@@ -141,8 +147,8 @@ def test_large_messages_do_not_deadlock(axis, collective):
 def test_nonfinite_reaches_every_rank_and_undoes_the_step(axis, everywhere, collective, memory, name):
     if collective == "native" and name != "raw":
         return
-    size = 1000
-    reducer = reducer_of(collective, axis)
+    size = 1000 * axis.size  # four segments a chunk
+    reducer = reducer_of(collective, axis, SEGMENTED)
     work = np.zeros(size, np.float32)
     state = reducer.open(Bucket(work), make_codec(name), memory)
     positions = [0, size // 2, size - 1]
@@ -234,11 +240,11 @@ def test_many_buckets_in_flight(axis, everywhere):
 
 
 def test_a_server_bears_the_star(axis):
-    """A rank sends the vector once; what the only server sends grows with the ranks."""
+    """A rank sends the vector once, here whole; what the only server sends grows with the ranks."""
     if axis.size == 1:
         return  # refused, see below
     message = HEADER_BYTES + 640 + 5 * 2
-    for _, _, traffic in run_steps(axis, "server1", make_codec("int8"), "residual", 640):
+    for _, _, traffic in run_steps(axis, "server1", make_codec("int8"), "residual", 640, transport=Transport(30)):
         times = axis.size - 1 if axis.rank == axis.size - 1 else 1
         assert (traffic.sent_bytes, traffic.messages) == (times * message, times)
         assert traffic.received_bytes == times * message

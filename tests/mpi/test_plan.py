@@ -62,7 +62,13 @@ EXCHANGES = [
 SEVERAL = [{"collective": "server", "servers": servers, "bucket_mb": 0.01} for servers in range(2, WORLD)]
 """Server exchanges with more than one server, as many as the ranks at hand allow."""
 
-RULED = {"codec": "int8", "memory": "delta", "bucket_mb": 0.005, "rule": [{"match": "*.bias", "codec": "raw"}]}
+RULED = {
+    "codec": "int8",
+    "memory": "delta",
+    "bucket_mb": 0.005,
+    "segment_kb": 1,
+    "rule": [{"match": "*.bias", "codec": "raw"}],
+}
 
 
 @pytest.mark.parametrize("model", MODELS)
@@ -85,7 +91,7 @@ def test_a_training_sends_what_is_predicted(world, folder, monkeypatch, model):
 LOCAL = [
     {"h": 2},
     {"h": 4, "codec": "int4", "memory": "delta", "bucket_mb": 0.002, "fragments": 3, "delay": 1},
-    {"h": 1, "outer_momentum": 0.0, "codec": "raw", "collective": "ring"},
+    {"h": 1, "outer_momentum": 0.0, "codec": "raw", "collective": "ring", "segment_kb": 1},
     *([{"h": 2, "collective": "server", "fragments": 2, "bucket_mb": 0.002}] if WORLD > 1 else []),
 ]
 

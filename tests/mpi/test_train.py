@@ -134,10 +134,12 @@ def test_one_rank_or_many(world, folder, recorder):
 
 @pytest.mark.parametrize("exchange", [{"codec": "int8"}, {"codec": "raw", "collective": "ring", "bucket_mb": 0.001}])
 def test_overlap_changes_nothing(world, folder, recorder, exchange):
-    """Overlap decides when buckets leave, never what they hold."""
+    """M16: overlap decides when buckets leave, never what they hold; how much it hides is told."""
     found = []
     for overlap in (True, False):
-        recorder.run(world, folder, TRANSFORMER, exchange=exchange | {"overlap": overlap}, train={"steps": 4})
+        settings = exchange | {"overlap": overlap}
+        share = recorder.run(world, folder, TRANSFORMER, exchange=settings, train={"steps": 4})["hidden_share"]
+        assert 0 <= share <= 1 if overlap and world.size > 1 else share is None
         found.append((recorder.hashes, recorder.column("sent_bytes"), recorder.column("messages")))
     assert found[0] == found[1]
 

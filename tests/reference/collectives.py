@@ -29,7 +29,7 @@ class Twin:
     def _through(self, name, chunk, x, key):
         """Send ``x`` through a stream and return what arrives."""
         sender, receiver = self._stream(name, chunk)
-        wire = np.zeros(sender.max_nbytes + 64, np.uint8)
+        wire = np.zeros(sender.max_nbytes(x.size) + 64, np.uint8)
         out = np.zeros_like(x)
         nbytes, nonfinite = sender.encode(np.ascontiguousarray(x), wire, None, key=key, first=self.chunks[chunk][0])
         assert not nonfinite

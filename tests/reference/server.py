@@ -8,7 +8,7 @@ from mpitrain.codecs.noise import noise_key
 
 def through(sender, receiver, x, key=0):
     """Send ``x`` through a stream and return what arrives."""
-    wire = np.zeros(sender.max_nbytes + 64, np.uint8)
+    wire = np.zeros(sender.max_nbytes(sender.size) + 64, np.uint8)
     out = np.zeros_like(x)
     nbytes, nonfinite = sender.encode(np.ascontiguousarray(x), wire, None, key=key, first=0)
     assert not nonfinite

@@ -1,38 +1,18 @@
-"""Configurations: conversion, refusals with their remedy, the order of sources, and the round trip through TOML."""
+"""Configurations: conversion, the order of sources, and the round trip through TOML."""
 
-import itertools
 import tomllib
 import typing
-from pathlib import Path
 
-import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpitrain.config import schema
-from mpitrain.config.load import load_config, resolve
-from mpitrain.config.unknown import ALIASES, EXPLAINED, known_keys
-from mpitrain.config.validate import READ_BY, check_consistency, memory_of, refusal, unread_keys, with_derived
-from mpitrain.errors import ConfigError, ExitCode
+from mpitrain.config.load import resolve
+from mpitrain.config.validate import READ_BY, unread_keys
+from tests.reference.configs import config_of, from_text, message_of
 
 WINDOWS = {"data": {"kind": "windows", "path": "a.npz"}}
-
-
-def from_text(text, *overrides):
-    return resolve(tomllib.loads(text), "run.toml", list(overrides))
-
-
-def config_of(*overrides):
-    return resolve({}, "run.toml", list(overrides)).config
-
-
-def message_of(*overrides, text=""):
-    with pytest.raises(ConfigError) as caught:
-        from_text(text, *overrides)
-    assert caught.value.exit_code == ExitCode.CONFIG == 2
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
 
 
 # Values.
@@ -143,78 +123,6 @@ def test_every_number_below_its_bound_is_refused():
     assert "model.hidden[1]" in message_of("model.hidden=[8, -1]")
 
 
-# Unknown keys, case U02.
-
-
-@pytest.mark.parametrize(
-    ("text", "unknown", "meant"),
-    [
-        ("[optim]\nlearing_rate = 1", "optim.learing_rate", "optim.lr"),
-        ("lr = 1", "'lr'", "optim.lr"),
-        ("[train]\nlr = 1", "train.lr", "optim.lr"),
-        ("[train]\nnum-epochs = 1", "train.num-epochs", "train.steps"),
-        ("num-epochs = 1", "'num-epochs'", "train.steps"),
-        ("[train]\nbatch-size = 1", "train.batch-size", "train.batch_size"),
-        ("batch-size = 1", "'batch-size'", "train.batch_size"),
-        ("[training]\nsteps = 1", "'training'", "train"),
-        ("[optimizer]\nlr = 1", "'optimizer'", "optim"),
-        ("[model]\nd_modle = 1", "model.d_modle", "model.d_model"),
-        ("[model]\nlearning_rate = 1", "model.learning_rate", "optim.lr"),
-        ("[exchange]\ncompression = 'int8'", "exchange.compression", "exchange.codec"),
-        ("[Train]\nsteps = 1", "'Train'", "train"),
-    ],
-)
-def test_unknown_keys_name_the_one_that_was_meant(text, unknown, meant):
-    message = message_of(text=text)
-    assert message.startswith("run.toml: unknown")
-    assert unknown in message
-    assert message.endswith(f"; did you mean {meant}?")
-
-
-def test_unknown_keys_without_a_likeness():
-    assert (
-        message_of(text="[train]\nxyzzy = 1") == "run.toml: unknown key train.xyzzy; mpitrain reference lists the keys"
-    )
-    assert message_of("train.xyzzy=1") == "--set: unknown key train.xyzzy; mpitrain reference lists the keys"
-    assert message_of("plugh.xyzzy=1").startswith("--set: unknown section or key 'plugh'")
-
-
-def test_every_key_outside_its_section_is_sent_home():
-    known = known_keys()
-    for section, keys in known.items():
-        for key in keys:
-            homes = [home for home, names in known.items() if key in names]
-            if len(homes) == 1 and key not in known:
-                assert message_of(text=f"{key} = 1").endswith(f"; did you mean {section}.{key}?")
-
-
-def test_every_alias_points_to_a_key():
-    known = {f"{section}.{key}" for section, keys in known_keys().items() for key in keys}
-    assert set(ALIASES.values()) <= known
-    assert not {alias for alias in ALIASES if any(key.endswith(f".{alias}") for key in known)}
-
-
-@pytest.mark.parametrize("key", EXPLAINED)
-def test_keys_that_have_no_counterpart_are_explained(key):
-    for text in (f"[checkpoint]\n{key} = 1", f"{key} = 1", f"[checkpoint]\n{key.replace('_', '-').upper()} = 1"):
-        message = message_of(text=text)
-        assert message.endswith(f": {EXPLAINED[key]}; leave it out")
-        assert "did you mean" not in message
-
-
-def test_parallel_hdf5_is_not_needed():
-    """H07."""
-    message = message_of("checkpoint.driver=mpio")
-    assert message.startswith(
-        "--set: unknown key checkpoint.driver: every rank writes its own file, so no parallel HDF5"
-    )
-
-
-def test_explained_keys_are_no_keys():
-    known = {key for keys in known_keys().values() for key in keys} | set(known_keys()) | set(ALIASES)
-    assert not known & set(EXPLAINED)
-
-
 # Sources.
 
 
@@ -275,108 +183,8 @@ def test_override_of_a_key_inside_a_table_that_is_none():
     assert "exchange.rule" in message_of("exchange.rule=x")
 
 
-# Files.
-
-
-def test_a_file_is_read(tmp_path):
-    path = tmp_path / "grün.toml"
-    path.write_text('[run]\nfolder = "läufe"\n', encoding="utf-8")
-    resolved = load_config(path, ["train.steps=2"])
-    assert (resolved.config.run.folder, resolved.config.train.steps) == ("läufe", 2)
-    assert resolved.sources["run.folder"] == str(path)
-
-
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        (b"[train\nsteps = 1", "is not TOML"),
-        (b"[train]\nsteps = 1\nsteps = 2\n", "is not TOML"),
-        (b"[train]\n[train]\n", "is not TOML"),
-        (b"steps: 1\n", "is not TOML"),
-        (b"\xff\xfe[\x00", "cannot read"),
-        (b"[run]\nfolder = '\xe9'\n", "cannot read"),
-        (None, "cannot read"),
-        ("folder", "cannot read"),
-    ],
-)
-def test_files_that_cannot_be_read(tmp_path, content, reason):
-    path = tmp_path / "run.toml"
-    if content == "folder":
-        path.mkdir()
-    elif content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ConfigError, match=reason) as caught:
-        load_config(path)
-    assert str(path) in str(caught.value)
-    assert "\n" not in str(caught.value)
-
-
-DIGITS, BRACKETS = "1" * 5000, "[" * 5000 + "]" * 5000
-
-
-@pytest.mark.parametrize(
-    ("value", "reason"),
-    [
-        (DIGITS, "too many digits"),
-        ("0x" + "f" * 5000, "at most 63 bits and a sign, got 20000"),
-        (str(2**63), "at most 63 bits and a sign, got 64"),
-        (str(-(2**63) - 1), "at most 63 bits and a sign"),
-        (f'"{DIGITS}"', "out of range, got '111"),
-        (DIGITS + ".0", "expected int"),
-        (BRACKETS, "nested too deeply"),
-        ("[" * 300 + "]" * 300, "nested too deeply"),
-        ("{a = " * 500 + "1" + "}" * 500, "nested too deeply"),
-        ("[" * 20 + "]" * 20, "nested too deeply"),
-        ("2020-13-41", "expected int"),
-        ('"' + "k" * 10**5 + '"', "… (100,002 characters)"),
-        ('"a\\u0000b"', "NUL"),
-    ],
-)
-def test_values_without_end(value, reason):
-    """No traceback, no page of digits: from the file and from --set."""
-    message = message_of(f"train.steps={value}")
-    assert message.startswith("--set: train")
-    assert reason in message
-    assert len(message) < 300
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        f"[train]\nsteps = {DIGITS}",
-        f"[train]\nsteps = 0x{'f' * 5000}",
-        f"[train]\nsteps = {BRACKETS}",
-        f"[train]\nsteps = {'[' * 10**5}",
-        f"a{'.a' * 5000} = 1",
-        f"[{'a.' * 5000}a]\nb = 1",
-        f"[train]\n{'k' * 10**5} = 1",
-        '[run]\nfolder = "a\\u0000b"',
-        '[train]\n"a\\nb" = 1',
-        '["a\\nb"]\nc = 1',
-    ],
-    ids=range(10),
-)
-def test_files_without_end(tmp_path, content):
-    path = tmp_path / "a\nb.toml"
-    path.write_text(content)
-    with pytest.raises(ConfigError) as caught:
-        load_config(path)
-    assert "\n" not in str(caught.value)
-    assert len(str(caught.value)) < 1000
-
-
-@pytest.mark.parametrize("text", ["a\0b", "a\udcffb"])
-def test_text_that_no_file_system_or_terminal_takes(text):
-    """Bytes of a command line that are no UTF-8 arrive as surrogates."""
-    for override in (f"run.folder={text}", f"run.{text}=1", f"{text}.folder=1", f"optim.lr={text}"):
-        message = message_of(override)
-        assert message.startswith("--set: ")
-        assert "expected text without NUL" in message or "expected UTF-8" in message
-    with pytest.raises(ConfigError, match=r"cannot read .*a\?b"):
-        load_config(Path(f"/nowhere/{text}"))
-
-
 # Round trip.
+
 
 TRICKY = [
     "",
@@ -493,117 +301,3 @@ def test_the_table_of_read_keys_names_keys_and_choices_that_exist():
             home, _, inner = key.rpartition(".")
             assert inner in hints[home or section]
     assert not set(unread_keys(schema.Config())) & {"model.kind", "data.kind", "optim.kind"}
-
-
-# What goes together.
-
-ANSWERS = [typing.get_args(kind) for kind in (schema.CollectiveName, schema.CodecName, schema.MemoryName)] + [
-    ("nearest", "stochastic")
-]
-
-
-@pytest.mark.parametrize("answers", list(itertools.product(*ANSWERS)), ids="-".join)
-def test_every_combination_is_taken_or_refused_with_a_remedy_that_works(answers):
-    collective, codec, memory, rounding = answers
-    keys = dict(zip(("collective", "codec", "memory", "rounding"), answers, strict=True))
-    overrides = [f"exchange.{key}={word}" for key, word in keys.items()]
-    wrong = (
-        (collective == "native" and codec != "raw")
-        or (codec == "raw" and memory != "none")
-        or (rounding == "stochastic" and codec not in ("int8", "int4"))
-    )
-    reason = refusal(*answers)
-    assert bool(reason) == wrong
-    if not wrong:
-        assert config_of(*overrides).exchange.memory == memory
-        return
-    assert message_of(*overrides) == reason
-    assert "; set " in reason
-    assert reason.startswith("exchange.")
-
-
-@pytest.mark.parametrize(
-    ("overrides", "parts"),
-    [
-        (
-            ["model.d_model=30", "model.heads=4"],
-            ["model.heads = 4", "model.d_model = 30", "[1, 2, 3, 5, 6, 10, 15, 30]"],
-        ),
-        (["data.kind=windows"], ["data.path is empty", "set data.path"]),
-        (["data.clip=3", "data.standardize=false"], ["data.clip = 3.0", "data.standardize = false"]),
-        (["model.task=lm"], ['model.task = "lm"', '"classify" or "forecast"', 'data.kind = "text"']),
-        (["data.kind=text"], ['data.kind = "text"', 'model.task = "classify"', 'set model.task = "lm"']),
-        (["data.kind=text", "model.task=lm", "model.kind=mlp"], ['model.kind = "mlp"', 'model.kind = "transformer"']),
-        (
-            ["model.d_model=48", "model.heads=6", "parallel.tp=4"],
-            ["model.heads = 6 does not divide by parallel.tp = 4; set parallel.tp = 1, 2, 3 or 6"],
-        ),
-        (["model.d_ff=10", "parallel.tp=4"], ["model.d_ff = 10", "parallel.tp = 4; set parallel.tp = 1 or 2"]),
-        (
-            ["model.kind=mlp", "model.hidden=[6, 5, 9]", "parallel.tp=2"],
-            ["model.hidden[2] = 9 does not divide by parallel.tp = 2; set parallel.tp = 1 or 3"],
-        ),
-        (["model.kind=mlp", "model.hidden=[7]", "parallel.tp=2"], ["model.hidden[0] = 7", "set parallel.tp = 1 or 7"]),
-        (
-            ["model.kind=mlp", "parallel.tp=2", "parallel.sequence=true"],
-            ["parallel.sequence = true", 'model.kind = "mlp"', "set parallel.sequence = false"],
-        ),
-        (["train.patience=2", "train.eval_every=0"], ["train.patience = 2", "train.eval_every = 0"]),
-        (["train.target=0.5", "train.eval_every=0"], ["train.target = 0.5", "train.eval_every = 0"]),
-        (["run.time_margin_s=5"], ["run.time_margin_s = 5", "run.time_limit_s"]),
-    ],
-)
-def test_values_that_do_not_go_together(overrides, parts):
-    for part in parts:
-        assert part in message_of(*overrides)
-
-
-def test_rules_with_the_native_collective():
-    native = '[exchange]\ncollective = "native"\ncodec = "raw"\n[[exchange.rule]]\nmatch = "*"\ncodec = '
-    assert "exchange.rule" in message_of(text=native + '"fp16"')
-    from_text(native + '"raw"')
-
-
-def test_heads_do_not_matter_to_an_mlp():
-    assert config_of("model.kind=mlp", "model.d_model=30", "model.heads=4").model.kind == "mlp"
-
-
-@pytest.mark.parametrize(
-    "overrides",
-    [
-        ["model.heads=8", "parallel.tp=8", "parallel.sequence=true"],
-        ["model.kind=mlp", "model.heads=3", "model.hidden=[6, 5]", "parallel.tp=6"],
-        ["model.kind=mlp", "model.hidden=[]", "parallel.tp=7"],
-    ],
-)
-def test_models_that_the_tensor_axis_splits(overrides):
-    config_of(*overrides)
-
-
-def test_derived_defaults():
-    config = config_of("model.d_model=48", "data.window=10")
-    assert (config.model.d_ff, config.data.stride, config.exchange.memory) == (192, 10, "residual")
-    config = config_of("model.d_ff=5", "data.stride=3", "exchange.memory=none")
-    assert (config.model.d_ff, config.data.stride, config.exchange.memory) == (5, 3, "none")
-    assert config_of("exchange.codec=raw").exchange.memory == "none"
-    assert memory_of(schema.ExchangeConfig(codec="fp16")) == "residual"
-    assert with_derived(config) == config
-
-
-def test_defaults_are_consistent_and_within_their_own_bounds():
-    check_consistency(schema.Config())
-    assert msgspec.convert(msgspec.to_builtins(schema.Config()), schema.Config, strict=True) == schema.Config()
-    assert resolve({}, "x", []).sources == {}
-
-
-def test_configurations_cannot_be_changed():
-    config = config_of()
-    with pytest.raises(AttributeError):
-        config.train.steps = 3
-
-
-def test_lines_are_equal_for_equal_configurations_alone():
-    from_set, from_file = resolve({}, "x", ["train.steps=7"]), from_text("[train]\nsteps = 7")
-    assert from_set.lines() == from_file.lines()
-    differ = [line for line in resolve({}, "x", []).lines() if line not in from_set.lines()]
-    assert differ == ["train.steps = 300"]

@@ -16,6 +16,7 @@ from mpitrain.comm import folders, interfaces, machine
 from mpitrain.comm.interfaces import Interface, interface_findings, list_interfaces
 from mpitrain.comm.machine import Finding, Level
 from mpitrain.comm.threads import THREAD_VARIABLES, blas_threads, limit_threads
+from mpitrain.comm.transport import Settings
 from mpitrain.config.schema import ParallelConfig
 
 OK, WARN, FAIL = Level
@@ -520,7 +521,7 @@ def test_code_and_last_line(monkeypatch, capsys):
         ([Finding(OK, "a"), Finding(WARN, "b", "c")], 0, "doctor: 0 failures, 1 warning"),
         ([Finding(FAIL, "a"), Finding(WARN, "b"), Finding(WARN, "c")], 5, "doctor: 1 failure, 2 warnings"),
     ):
-        monkeypatch.setattr(doctor, "examine", lambda config, ranks, found=findings: iter(found))
+        monkeypatch.setattr(doctor, "examine", lambda config, ranks, topology, found=findings: iter(found))
         assert doctor.main(None, None) == code
         lines = capsys.readouterr().out.splitlines()
         assert len(lines) == len(findings) + 1
@@ -559,3 +560,22 @@ def test_data_that_are_not_here(tmp_path):
     assert f'there is no file "{tmp_path}/my.csv" here; set data.path' in str(found[1])
     (tmp_path / "my.csv").touch()
     assert [finding.level for finding in doctor.read_config(config)[1]] == [Level.OK]
+
+
+STAR = Path(__file__).resolve().parents[2] / "jobs" / "topologies" / "star.toml"
+
+
+def test_a_topology_is_tried(monkeypatch, tmp_path):
+    """Its links against this machine's limits, its hosts by the remote shell."""
+    monkeypatch.setattr(doctor, "transport", lambda *_: Settings(notes=("raise it",)))
+    monkeypatch.setenv("PRTE_MCA_plm_ssh_agent", "true")
+    good = list(doctor.network_findings(STAR, 4, "Open MPI v5.0.11"))
+    assert levels(good) == [OK, WARN, OK]
+    assert "has 5 slots; 250,000 bytes are under way" in str(good[0])
+    assert [str(each) for each in good[1:]] == ["raise it", "a remote shell reaches every host"]
+    monkeypatch.setenv("PRTE_MCA_plm_ssh_agent", "false")
+    bad = list(doctor.network_findings(STAR, 2, "Open MPI v5.0.11"))
+    assert levels(bad) == [OK, WARN, FAIL]
+    assert "reaches cell0 (false ended with 1), cell1 (false ended with 1); set host" in str(bad[2])
+    (missing,) = doctor.network_findings(tmp_path / "none.toml", 2, "")
+    assert missing.level is FAIL

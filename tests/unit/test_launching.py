@@ -14,8 +14,8 @@ from mpitrain.comm import launching, network
 from mpitrain.comm.family import library
 from mpitrain.comm.hints import allocated_tasks
 from mpitrain.comm.interfaces import Interface
-from mpitrain.comm.launching import Wishes, check_interface, mpirun, render
-from mpitrain.comm.network import Network, read_network
+from mpitrain.comm.launching import check_interface, mpirun, render
+from mpitrain.comm.network import Network, Wishes, read_network
 from mpitrain.comm.placing import Host, Placement
 from mpitrain.errors import ConfigError, ExitCode, LaunchError
 
@@ -87,6 +87,12 @@ def test_slots_that_are_written_down_may_crowd_this_host(machine):
     here = Placement((Host("localhost", 3), Host("far", 1)), "hosts")
     assert has(words(FIVE, placement=here, oversubscribe=False), "--mca", "mpi_yield_when_idle", "1")
     assert not has(words(FIVE, 1, placement=here, oversubscribe=False), "--mca", "mpi_yield_when_idle", "1")
+
+
+def test_made_up_hosts_share_the_cores(machine):
+    command = words(FIVE, placement=CELLS, crowded=True, oversubscribe=False)
+    assert has(command, "--mca", "mpi_yield_when_idle", "1")
+    assert has(command, "--host", "10.0.0.1:1,10.0.0.2:2,core:1")
 
 
 @LIBRARIES
@@ -263,8 +269,10 @@ def test_a_topology_gives_hosts_and_the_sizes_of_its_links():
     wishes = star.wishes(4, allow_root=False, oversubscribe=False, survive=True)
     assert wishes == Wishes(bdp_bytes=250_000, placement=star.placement, survive=True)
     assert [host.name for host in star.placement.hosts] == ["cell0", "cell1", "cell2", "cell3", "core"]
-    made_up = read_network(STAR, emulate=True).wishes(4, allow_root=False, oversubscribe=False)
-    assert made_up == Wishes(bdp_bytes=250_000, oversubscribe=True)
+    made_up = read_network(STAR, emulate=True)
+    assert made_up.wishes(4, allow_root=False, oversubscribe=False) == Wishes(
+        allow_root=True, bdp_bytes=250_000, placement=star.placement, crowded=True
+    )
 
 
 def test_sites_that_nobody_reaches(monkeypatch):

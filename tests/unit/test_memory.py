@@ -6,6 +6,7 @@ import pytest
 from mpitrain.codecs.memory import RECEIVERS, SENDERS, Delta, DoubleBuffer, ResidualSender
 from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import CODECS, make_codec
+from mpitrain.collectives.predicted import payload_nbytes
 from mpitrain.errors import CodecError
 from mpitrain.kernels import delta as kernels
 
@@ -23,7 +24,7 @@ class Stream:
 
     def step(self, x, *, decoded=True, end="commit"):
         """Send a vector; returns (what the sender says was decoded, what was, the bytes)."""
-        wire = np.zeros(self.sender.max_nbytes, np.uint8)
+        wire = np.zeros(self.sender.max_nbytes(self.size), np.uint8)
         told = np.full(self.size, np.nan, self.dtype) if decoded else None
         nbytes, nonfinite = self.sender.encode(x, wire, told, key=noise_key(1, self.steps), first=0)
         got = np.full(self.size, np.nan, self.dtype)
@@ -57,8 +58,8 @@ def test_sender_and_receiver_stay_bit_equal(codec, memory, size):
         before = x.tobytes()
         told, got, wire, nonfinite = stream.step(x)
         assert nonfinite == 0
-        assert len(wire) == stream.sender.nbytes <= stream.sender.max_nbytes
-        assert stream.receiver.max_nbytes == stream.sender.max_nbytes
+        bounds = [end.max_nbytes(size) for end in (stream.sender, stream.receiver)]
+        assert len(wire) == payload_nbytes(stream.sender.codec, memory, size) <= min(bounds) == max(bounds)
         assert told.tobytes() == got.tobytes()
         assert x.tobytes() == before
     states = stream.states()
@@ -73,7 +74,7 @@ def test_decode_add_and_a_missing_decoded(codec, memory, dtype):
     plain, other = Stream(codec, memory, 200, dtype), Stream(codec, memory, 200, dtype)
     for x in walk(200, 5, dtype):
         _, got, wire, _ = plain.step(x)
-        buffer = np.zeros(other.sender.max_nbytes, np.uint8)
+        buffer = np.zeros(other.sender.max_nbytes(200), np.uint8)
         nbytes, _ = other.sender.encode(x, buffer, None, key=noise_key(1, other.steps), first=0)
         acc = np.ones(200, dtype)
         other.receiver.decode_add(buffer[:nbytes], acc)
@@ -83,6 +84,24 @@ def test_decode_add_and_a_missing_decoded(codec, memory, dtype):
         assert buffer[:nbytes].tobytes() == wire
         assert np.array_equal(acc, got + np.ones(200, dtype))
     assert plain.states() == other.states()
+
+
+@pytest.mark.parametrize(("codec", "memory"), PAIRS)
+def test_parts_are_coded_like_the_whole(codec, memory):
+    """Cut at pairs of blocks, a vector leaves the same bits on both ends, and the same memories."""
+    whole, parted = Stream(codec, memory, 700), Stream(codec, memory, 700)
+    for x in walk(700, 5):
+        told, got, _, _ = whole.step(x)
+        found = np.zeros_like(x)
+        for at, stop in ((256, 512), (512, 700), (0, 256)):
+            wire, decoded = np.zeros(parted.sender.max_nbytes(stop - at), np.uint8), np.zeros(stop - at, np.float32)
+            nbytes, _ = parted.sender.encode(x[at:stop], wire, decoded, key=noise_key(1, 0), first=at, at=at)
+            assert decoded.tobytes() == told[at:stop].tobytes()
+            parted.receiver.decode_add(wire[:nbytes], found[at:stop], at=at)
+        parted.sender.commit()
+        parted.receiver.commit()
+        assert np.array_equal(found, got)
+        assert parted.states() == whole.states()
 
 
 @pytest.mark.parametrize("stochastic", [False, True])
@@ -113,7 +132,7 @@ def test_values_that_are_not_finite_leave_no_trace(codec, memory, bad):
     poisoned[[0, 150, 299]] = bad
     assert stream.step(poisoned, end="rollback")[3] == 3
     assert stream.states() == before
-    wire = np.zeros(stream.sender.max_nbytes, np.uint8)
+    wire = np.zeros(stream.sender.max_nbytes(300), np.uint8)
     assert stream.sender.encode(poisoned, wire, None, key=0, first=0)[1] == 3
     stream.sender.commit()
     assert stream.states() == before
@@ -260,7 +279,7 @@ def test_golden_bytes_of_delta():
 @pytest.mark.parametrize("codec", ["int8", "int4"])
 def test_short_messages_of_delta_are_refused(codec):
     memory = Delta(make_codec(codec), 300)
-    good = memory.max_nbytes
+    good = memory.max_nbytes(300)
     for size in (0, 1, good - 1, good + 1):
         for decoder in (memory.decode, memory.decode_add):
             with pytest.raises(CodecError, match="expected"):

@@ -107,6 +107,7 @@ def test_sites_of_a_topology_are_hosts():
     placement = topology_placement(star())
     assert placement.hosts == (Host("10.0.0.1", 1, "cell0"), Host("cell1", 2, "cell1"))
     assert [str(host) for host in placement.hosts] == ["cell0 (10.0.0.1)", "cell1"]
+    assert [host.name for host in topology_placement(star(), emulate=True).hosts] == ["cell0", "cell1"]
     with pytest.raises(ConfigError, match=r"topology star.toml: 4 ranks, but 3 slots \(3 < 4\): cell0 \(10.0.0.1\) 1"):
         placement.check(4)
 

@@ -40,6 +40,20 @@ def test_a_sum_through_servers():
     ]
 
 
+def test_segments_cost_a_header_each():
+    """Two chunks of 600 and 514 elements in segments of 256, or 1024: one more block each, and no other bytes."""
+    codec = make_codec("int8")
+    first, second = 640 + 5 * 2 + 3, 474 + 4 * 2 + 2  # with the factors of delta
+    expected = [Sent(first + second + 5 * 16, 5)] * 2
+    for collective in ("direct", "ring"):
+        assert sent_for_sum(collective, codec, "delta", 1114, 2, segment=256) == expected
+        whole = sent_for_sum(collective, codec, "delta", 1114, 2, segment=1024)
+        assert whole == sent_for_sum(collective, codec, "delta", 1114, 2) == [Sent(first + second + 2 * 16, 2)] * 2
+    server = sent_for_sum("server", codec, "none", 257, 3, segment=256)
+    assert server == [*[Sent(257 + 3 * 2 + 2 * 16, 2)] * 2, Sent(2 * (257 + 3 * 2 + 2 * 16), 4)]
+    assert sent_for_sum("native", make_codec("raw"), "none", 512, 2, segment=256) == [Sent(2048, 1)] * 2
+
+
 @pytest.mark.parametrize(("size", "factors"), [(0, 0), (1, 1), (256, 1), (257, 2)])
 def test_delta_sends_factors(size, factors):
     codec = make_codec("fp16")

@@ -53,7 +53,7 @@ def test_a_wire_that_is_too_short_is_refused():
 def test_delta_forgets_what_overflows(name):
     """Beside the largest float32 a prediction may overflow; the step is rejected, and the next ones are not."""
     memory, largest = Delta(make_codec(name), 4), np.finfo(np.float32).max
-    wire, rejected = np.zeros(memory.max_nbytes, np.uint8), []
+    wire, rejected = np.zeros(memory.max_nbytes(4), np.uint8), []
     for value in (3e38, largest, 1, 1):
         bad = memory.encode(np.full(4, value, np.float32), wire, None, key=0, first=0)[1]
         rejected.append(bad > 0)

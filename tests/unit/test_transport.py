@@ -4,7 +4,16 @@ import pytest
 
 from mpitrain.comm import transport as module
 from mpitrain.comm.family import Library, library
-from mpitrain.comm.transport import Kernel, Settings, buffer_bytes, eager_bytes, read_kernel, transport, user_settings
+from mpitrain.comm.transport import (
+    Kernel,
+    Settings,
+    buffer_bytes,
+    eager_bytes,
+    kernel_findings,
+    read_kernel,
+    transport,
+    user_settings,
+)
 
 MIB = 2**20
 ROOMY = Kernel({"w": 16 * MIB, "r": 16 * MIB}, {"w": 4 * MIB, "r": 6 * MIB})
@@ -185,6 +194,8 @@ def test_limits_are_read_from_the_kernel(tmp_path):
     }.items():
         (net / name).write_text(text)
     assert read_kernel(tmp_path) == Kernel({"w": 212992, "r": 100}, {"w": 4194304, "r": None}, restarts=True)
+    (net / "ipv4" / "tcp_congestion_control").write_text("bbr\n")
+    assert not read_kernel(tmp_path).restarts
     assert read_kernel(tmp_path / "nowhere") == Kernel({"w": None, "r": None}, {"w": None, "r": None})
 
 
@@ -195,3 +206,13 @@ def test_this_machine_is_asked_where_nothing_is_given(monkeypatch):
 
 def test_library_is_a_plain_tuple():
     assert Library("MPICH", (4,), "MPICH") == ("MPICH", (4,), "MPICH")
+
+
+def test_doctor_tells_how_long_a_link_can_be_filled():
+    (found,) = kernel_findings(ORDINARY)
+    assert str(found) == (
+        "sockets keep 1.0 MB under way, enough for 100 Mbit/s with a round trip of 84 ms; after a pause they begin "
+        "with 14.6 kB (net.ipv4.tcp_slow_start_after_idle = 1)"
+    )
+    assert "pause" not in str(kernel_findings(ROOMY)[0])
+    assert kernel_findings(Kernel()) == []

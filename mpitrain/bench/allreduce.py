@@ -1,0 +1,106 @@
+"""``mpitrain bench allreduce``: sizes x collectives x codecs beside MPI's own sum, and beside the bound of the links.
+
+To be run by ranks, which the command starts itself where no launcher has.
+"""
+
+import re
+from collections.abc import Sequence
+from itertools import product
+from pathlib import Path
+
+from mpitrain.bench.ranks import described, on_ranks
+from mpitrain.bench.records import show
+from mpitrain.bench.sums import FLOAT32_BYTES, PEER, Case, measure, verdicts
+from mpitrain.codecs.memory import SENDERS
+from mpitrain.codecs.registry import CODECS
+from mpitrain.collectives.registry import COLLECTIVES
+from mpitrain.comm.agreement import agree
+from mpitrain.comm.grid import Axis
+from mpitrain.config.schema import ExchangeConfig
+from mpitrain.config.validate import refusal
+from mpitrain.errors import ConfigError
+from mpitrain.topology.load import load_topology
+from mpitrain.topology.model import Topology
+
+
+def main(
+    ranks: int | None,
+    sizes: Sequence[float],
+    collectives: Sequence[str],
+    cells: Sequence[str],
+    *,
+    segment_kb: int | None,
+    repeats: int,
+    topology: Path | None,
+    path: Path | None,
+) -> int:
+    """Measure all cases; rank 0 prints the table, and whether encoding pays."""
+
+    def on(axis: Axis) -> None:
+        cases = agree(axis, lambda: make_cases(sizes, collectives, cells, segment_kb))
+        network = agree(axis, lambda: _network(topology, axis.size))
+        records = measure(axis, cases, repeats, network)
+        bounds = f", bounds of {network.name}" if network else ""
+        title = f"sums over {described(axis)}; medians of {repeats}{bounds}"
+        if axis.rank == 0:
+            show(title, records, path)
+            print("\n".join(verdicts(records)), flush=True)
+
+    return on_ranks("allreduce", ranks, on)
+
+
+def make_cases(
+    sizes: Sequence[float], collectives: Sequence[str], cells: Sequence[str], segment_kb: int | None = None
+) -> list[Case]:
+    """Combine all of them, each with its peers: MPI's own sum, and the same collective with raw values.
+
+    Parameters
+    ----------
+    sizes : list of float
+        Vectors, in 10^6 bytes of float32.
+    collectives, cells : list of str
+        Cells as `parse_stream` reads them.
+    segment_kb : int, optional
+        As of the configuration, whose default it has.
+
+    Raises
+    ------
+    ConfigError
+        Something unknown, or a combination that nobody can make.
+    """
+    unknown = next((name for name in collectives if name not in COLLECTIVES), None)
+    if unknown is not None:
+        raise ConfigError(f"bench: --collective: expected one of {', '.join(COLLECTIVES)}, got {unknown!r}")
+    streams = list(dict.fromkeys([("raw", "none"), *map(parse_stream, cells)]))
+    segment_kb = ExchangeConfig().segment_kb if segment_kb is None else segment_kb
+    cases = []
+    for megabytes in sizes:
+        size = round(1e6 * megabytes / FLOAT32_BYTES)
+        cases.append(Case(PEER, "raw", "none", size, segment_kb))
+        cases += [
+            Case(collective, codec, memory, size, segment_kb)
+            for collective, (codec, memory) in product(collectives, streams)
+            if refusal(collective, codec, memory) is None
+        ]
+    return list(dict.fromkeys(cases))
+
+
+def parse_stream(text: str) -> tuple[str, str]:
+    """Read ``CODEC`` or ``CODEC:MEMORY``; left out, the memory is residual, or none for raw; raises ConfigError."""
+    form = re.fullmatch(r"(?P<codec>\w+)(:(?P<memory>\w+))?", text)
+    codec = form["codec"] if form else text
+    memory = (form["memory"] if form else None) or ("none" if codec == "raw" else "residual")
+    if codec not in CODECS or memory not in SENDERS:
+        raise ConfigError(
+            f"bench: --cell {text}: expected CODEC or CODEC:MEMORY, with {', '.join(CODECS)} and {', '.join(SENDERS)}"
+        )
+    if reason := refusal("direct", codec, memory):
+        raise ConfigError(f"bench: --cell {text}: {reason}")
+    return codec, memory
+
+
+def _network(path: Path | None, ranks: int) -> Topology | None:
+    topology = load_topology(path) if path else None
+    if topology:
+        topology.place(ranks)  # refuses more ranks than slots
+    return topology

@@ -1,0 +1,51 @@
+"""The least that a sum can take on the links of a topology: its bytes on the busiest of them, and its latencies."""
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+
+from mpitrain.topology.model import Hop, Topology
+
+Latency = Callable[[int, int], float]
+"""Seconds of an empty message from a rank to another."""
+
+
+def bound_s(topology: Topology, collective: str, between: Sequence[Sequence[int]], owners: Sequence[int]) -> float:
+    """Bound the seconds of a sum from below: nothing is computed, and no link ever waits.
+
+    On a star whose links are alike this is 2 (p - 1) / p of the vector at the rate of a link, and two latencies (ring:
+    2 (p - 1)).
+
+    Parameters
+    ----------
+    collective : str
+        Whose latencies count: those of ``ring``, else of a message to an owner and one back.
+    between : list of list of int
+        Bytes from every rank to every other.
+    owners : list of int
+        Ranks that own a part of the vector.
+    """
+    sites = [site.name for site in topology.place(len(between))]
+    loads: dict[Hop, int] = defaultdict(int)
+    for here, row in zip(sites, between, strict=True):
+        for there, nbytes in zip(sites, row, strict=True):
+            for hop in topology.path(here, there).hops:
+                loads[hop] += nbytes
+    busiest = max((load / topology.direction(hop).rate.mean_bytes_s for hop, load in loads.items()), default=0.0)
+    ranks = range(len(sites))
+
+    def alpha_s(source: int, dest: int) -> float:
+        return topology.path(sites[source], sites[dest]).alpha_s
+
+    return busiest + (_around(ranks, alpha_s) if collective == "ring" else _there_and_back(ranks, owners, alpha_s))
+
+
+def _there_and_back(ranks: range, owners: Sequence[int], alpha_s: Latency) -> float:
+    """Add up the longest way to an owner and the longest one from it."""
+    ways = (max(alpha_s(r, owner) for r in ranks) + max(alpha_s(owner, r) for r in ranks) for owner in owners)
+    return max(ways, default=0.0)
+
+
+def _around(ranks: range, alpha_s: Latency) -> float:
+    """Add up the hops of the part of a vector that has the longest way, almost twice around."""
+    hops = [alpha_s(rank, (rank + 1) % len(ranks)) for rank in ranks]
+    return max(2 * sum(hops) - hops[rank] - hops[rank - 1] for rank in ranks) if len(ranks) > 1 else 0.0

@@ -1,0 +1,123 @@
+"""What does not go together in a configuration is refused with a remedy."""
+
+import itertools
+import typing
+
+import msgspec
+import pytest
+
+from mpitrain.config import schema
+from mpitrain.config.load import resolve
+from mpitrain.config.validate import check_consistency, memory_of, refusal, with_derived
+from tests.reference.configs import config_of, from_text, message_of
+
+ANSWERS = [typing.get_args(kind) for kind in (schema.CollectiveName, schema.CodecName, schema.MemoryName)] + [
+    ("nearest", "stochastic")
+]
+
+
+@pytest.mark.parametrize("answers", list(itertools.product(*ANSWERS)), ids="-".join)
+def test_every_combination_is_taken_or_refused_with_a_remedy_that_works(answers):
+    collective, codec, memory, rounding = answers
+    keys = dict(zip(("collective", "codec", "memory", "rounding"), answers, strict=True))
+    overrides = [f"exchange.{key}={word}" for key, word in keys.items()]
+    wrong = (
+        (collective == "native" and codec != "raw")
+        or (codec == "raw" and memory != "none")
+        or (rounding == "stochastic" and codec not in ("int8", "int4"))
+    )
+    reason = refusal(*answers)
+    assert bool(reason) == wrong
+    if not wrong:
+        assert config_of(*overrides).exchange.memory == memory
+        return
+    assert message_of(*overrides) == reason
+    assert "; set " in reason
+    assert reason.startswith("exchange.")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "parts"),
+    [
+        (
+            ["model.d_model=30", "model.heads=4"],
+            ["model.heads = 4", "model.d_model = 30", "[1, 2, 3, 5, 6, 10, 15, 30]"],
+        ),
+        (["data.kind=windows"], ["data.path is empty", "set data.path"]),
+        (["data.clip=3", "data.standardize=false"], ["data.clip = 3.0", "data.standardize = false"]),
+        (["model.task=lm"], ['model.task = "lm"', '"classify" or "forecast"', 'data.kind = "text"']),
+        (["data.kind=text"], ['data.kind = "text"', 'model.task = "classify"', 'set model.task = "lm"']),
+        (["data.kind=text", "model.task=lm", "model.kind=mlp"], ['model.kind = "mlp"', 'model.kind = "transformer"']),
+        (
+            ["model.d_model=48", "model.heads=6", "parallel.tp=4"],
+            ["model.heads = 6 does not divide by parallel.tp = 4; set parallel.tp = 1, 2, 3 or 6"],
+        ),
+        (["model.d_ff=10", "parallel.tp=4"], ["model.d_ff = 10", "parallel.tp = 4; set parallel.tp = 1 or 2"]),
+        (
+            ["model.kind=mlp", "model.hidden=[6, 5, 9]", "parallel.tp=2"],
+            ["model.hidden[2] = 9 does not divide by parallel.tp = 2; set parallel.tp = 1 or 3"],
+        ),
+        (["model.kind=mlp", "model.hidden=[7]", "parallel.tp=2"], ["model.hidden[0] = 7", "set parallel.tp = 1 or 7"]),
+        (
+            ["model.kind=mlp", "parallel.tp=2", "parallel.sequence=true"],
+            ["parallel.sequence = true", 'model.kind = "mlp"', "set parallel.sequence = false"],
+        ),
+        (["train.patience=2", "train.eval_every=0"], ["train.patience = 2", "train.eval_every = 0"]),
+        (["train.target=0.5", "train.eval_every=0"], ["train.target = 0.5", "train.eval_every = 0"]),
+        (["run.time_margin_s=5"], ["run.time_margin_s = 5", "run.time_limit_s"]),
+    ],
+)
+def test_values_that_do_not_go_together(overrides, parts):
+    for part in parts:
+        assert part in message_of(*overrides)
+
+
+def test_rules_with_the_native_collective():
+    native = '[exchange]\ncollective = "native"\ncodec = "raw"\n[[exchange.rule]]\nmatch = "*"\ncodec = '
+    assert "exchange.rule" in message_of(text=native + '"fp16"')
+    from_text(native + '"raw"')
+
+
+def test_heads_do_not_matter_to_an_mlp():
+    assert config_of("model.kind=mlp", "model.d_model=30", "model.heads=4").model.kind == "mlp"
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model.heads=8", "parallel.tp=8", "parallel.sequence=true"],
+        ["model.kind=mlp", "model.heads=3", "model.hidden=[6, 5]", "parallel.tp=6"],
+        ["model.kind=mlp", "model.hidden=[]", "parallel.tp=7"],
+    ],
+)
+def test_models_that_the_tensor_axis_splits(overrides):
+    config_of(*overrides)
+
+
+def test_derived_defaults():
+    config = config_of("model.d_model=48", "data.window=10")
+    assert (config.model.d_ff, config.data.stride, config.exchange.memory) == (192, 10, "residual")
+    config = config_of("model.d_ff=5", "data.stride=3", "exchange.memory=none")
+    assert (config.model.d_ff, config.data.stride, config.exchange.memory) == (5, 3, "none")
+    assert config_of("exchange.codec=raw").exchange.memory == "none"
+    assert memory_of(schema.ExchangeConfig(codec="fp16")) == "residual"
+    assert with_derived(config) == config
+
+
+def test_defaults_are_consistent_and_within_their_own_bounds():
+    check_consistency(schema.Config())
+    assert msgspec.convert(msgspec.to_builtins(schema.Config()), schema.Config, strict=True) == schema.Config()
+    assert resolve({}, "x", []).sources == {}
+
+
+def test_configurations_cannot_be_changed():
+    config = config_of()
+    with pytest.raises(AttributeError):
+        config.train.steps = 3
+
+
+def test_lines_are_equal_for_equal_configurations_alone():
+    from_set, from_file = resolve({}, "x", ["train.steps=7"]), from_text("[train]\nsteps = 7")
+    assert from_set.lines() == from_file.lines()
+    differ = [line for line in resolve({}, "x", []).lines() if line not in from_set.lines()]
+    assert differ == ["train.steps = 300"]
