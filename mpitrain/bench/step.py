@@ -1,9 +1,5 @@
-"""``mpitrain bench step``: a training step beside torch's DistributedDataParallel, in the same run on the same links.
+"""The ranks of ``mpitrain bench step``: a training step beside torch's DistributedDataParallel, in the same run."""
 
-Alone, it starts its ranks itself; under a launcher, these are the ranks.
-"""
-
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import isclose
@@ -12,22 +8,17 @@ from typing import Protocol, cast
 
 from mpitrain.bench.cells import Cell, parse_cells
 from mpitrain.bench.ours import OurFamily, check_config
-from mpitrain.bench.pipeline import check_ranks
+from mpitrain.bench.ranks import described, on_ranks
 from mpitrain.bench.records import show
 from mpitrain.bench.rounds import Family, Taken, Turns, compare, measure
-from mpitrain.bench.starting import start_ranks
 from mpitrain.comm.agreement import agree, gather
 from mpitrain.comm.grid import Axis
-from mpitrain.comm.hints import is_launched
-from mpitrain.comm.network import read_network
-from mpitrain.comm.runtime import Position, fail, finish, start
 from mpitrain.config.load import Resolved, read_config, resolve
 from mpitrain.config.plain import Tree, parse_toml
 from mpitrain.config.schema import Config
 from mpitrain.errors import count
 from mpitrain.train.start import fit_grid
 
-DEFAULT_RANKS = 4
 SAMPLES_A_RANK = 8
 
 DEFAULT = """
@@ -114,35 +105,9 @@ class Request:
         return parse_toml(DEFAULT.format(stations=stations, batch_size=batch_size)), "bench step's own configuration"
 
 
-def main(
-    config: Path | None,
-    ranks: int | None,
-    cells: list[str],
-    overrides: list[str],
-    *,
-    topology: Path | None,
-    emulate: bool,
-    rounds: int,
-    steps: int,
-    path: Path | None,
-    load_peers: Callable[[], MakePeers],
-) -> int:
+def main(ranks: int | None, request: Request, load_peers: Callable[[], MakePeers], path: Path | None) -> int:
     """Measure every cell beside every peer; rank 0 prints the table."""
-    request = Request(config, overrides, cells, rounds, steps)
-    try:
-        if not is_launched():
-            network = read_network(topology, emulate=emulate)
-            slots = network.placement.slots if network.placement else DEFAULT_RANKS
-            ranks = network.ranks(ranks or min(DEFAULT_RANKS, slots))
-            request.resolve(ranks)
-            return start_ranks(ranks, network)
-        world = Axis(start(), "world")
-        check_ranks(ranks, world.size)
-        _measure(world, request, load_peers, path)
-        finish()
-    except BaseException as error:  # whatever it is, no rank may be left waiting
-        fail(error, Position())
-    return 0
+    return on_ranks("world", ranks, lambda world: _measure(world, request, load_peers, path))
 
 
 def _measure(world: Axis, request: Request, load_peers: Callable[[], MakePeers], path: Path | None) -> None:
@@ -194,13 +159,8 @@ def check_same(mine: Taken, theirs: Taken | None = None) -> None:
 
 def _title(world: Axis, request: Request, config: Config) -> str:
     """Say what was measured, and how many ranks had to share how many processors. Collective over ``world``."""
-    processors = len(os.sched_getaffinity(0))
-    # Hosts that are emulated have names of their own, but not a machine.
-    machines = gather(world, Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii"))
-    sharing = max(machines.count(each) for each in machines)
     name = request.config.stem if request.config else "own configuration"
     return (
-        f"{name}, {config.train.batch_size // world.size} samples a rank, {count(world.size, 'rank')}, of which "
-        f"{sharing} share {count(processors, 'processor')}; medians of {count(request.rounds, 'turn')} of "
+        f"{name}, {config.train.batch_size // world.size} samples a rank, {described(world)}; medians of {count(request.rounds, 'turn')} of "
         f"{count(request.steps, 'step')}; exposed: step minus the same step without exchange (alone)"
     )

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from mpitrain.cli.calling import Config, Emulate, Json, Ranks, Set, TopologyFile, call, load_torch_family
+from mpitrain.cli.calling import Config, Emulate, Json, Ranks, Set, TopologyFile, call
 
 DEFAULT_CELLS = ["raw", "int8:residual"]
 DEFAULT_SIZES = [0.1, 1.0, 4.0]
@@ -199,7 +199,7 @@ def bench_step(
         typer.Argument(help="TOML file; left out: a Transformer of 0.99 million parameters, 8 samples a rank."),
     ] = None,
     ranks: Annotated[
-        int | None, typer.Option("-n", "--ranks", min=1, help="To start; 4, or those of the launcher.")
+        int | None, typer.Option("-n", "--ranks", min=1, help="Ranks to start; 4, or all slots of the topology.")
     ] = None,
     cells: Annotated[
         list[str] | None,
@@ -224,5 +224,4 @@ def bench_step(
         rounds=rounds,
         steps=steps,
         path=json,
-        load_peers=load_torch_family,
     )

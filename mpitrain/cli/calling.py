@@ -3,7 +3,7 @@
 import importlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any, cast
+from typing import Annotated, cast
 
 import typer
 
@@ -27,7 +27,7 @@ COMMANDS = {
     "bench-pipeline": "mpitrain.bench.pipeline",
     "bench-relay": "mpitrain.bench.relay",
     "bench-start": "mpitrain.bench.start",
-    "bench-step": "mpitrain.bench.step",
+    "bench-step": "mpitrain.cli.step",
     "bench-stragglers": "mpitrain.bench.stragglers",
     "report": "mpitrain.report.command",
 }
@@ -76,11 +76,6 @@ def call(command: str, *args: object, **options: object) -> None:
         _load_mpi()
     main = cast(Callable[..., int | None], importlib.import_module(COMMANDS[command]).main)
     raise typer.Exit(main(*args, **options) or 0)
-
-
-def load_torch_family() -> Callable[..., Any]:
-    """Import what needs torch, which may not be there (ImportError)."""
-    return cast(Callable[..., Any], importlib.import_module("mpitrain.bench.ddp").TorchFamily)
 
 
 def _load_mpi() -> None:
