@@ -161,6 +161,7 @@ def _title(world: Axis, request: Request, config: Config) -> str:
     """Say what was measured, and how many ranks had to share how many processors. Collective over ``world``."""
     name = request.config.stem if request.config else "own configuration"
     return (
-        f"{name}, {config.train.batch_size // world.size} samples a rank, {described(world)}; medians of {count(request.rounds, 'turn')} of "
-        f"{count(request.steps, 'step')}; exposed: step minus the same step without exchange (alone)"
+        f"{name}, {config.train.batch_size // world.size} samples a rank, {described(world)}; medians of "
+        f"{count(request.rounds, 'turn')} of {count(request.steps, 'step')}; "
+        "exposed: step minus the same step without exchange (alone)"
     )

@@ -32,7 +32,7 @@ def test_without_exchange_the_loop_trains_and_sends_nothing(axis, everywhere):
     if axis.size == 1:
         assert sent == [[0, 0, 0]] * 2
     else:
-        assert sent[0][0] > 2 * sent[1][0] > 0
+        assert sent[0][0] > 1.8 * sent[1][0] > 0
     ours.close()
 
 

@@ -22,5 +22,5 @@ def test_without_torch(tmp_path):
         assert record["ms"] > 0
         assert record["exposed_ms"] == record["ms"] - record["alone_ms"]
         assert record["peer"] is record["peer_ms"] is None
-    assert records[0]["sent_bytes"] > 2 * records[1]["sent_bytes"]
+    assert records[0]["sent_bytes"] > 1.8 * records[1]["sent_bytes"]
     assert {path.name for path in tmp_path.iterdir()} == {"records.json", "stub"}, "a bench leaves no run behind"
