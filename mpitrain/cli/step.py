@@ -1,6 +1,7 @@
 """``mpitrain bench step``: alone, it starts its ranks; under a launcher, these are the ranks, and measure."""
 
 import importlib
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -46,4 +47,5 @@ def main(
 
 def load_peers() -> Callable[..., Any]:
     """Import what needs torch, which may not be there (ImportError); it takes seconds, so only ranks do it."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # or it warns of hosts that have no name
     return cast(Callable[..., Any], importlib.import_module(PEERS).TorchFamily)
