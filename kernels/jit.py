@@ -1,16 +1,10 @@
 """The one way kernels are compiled, and where their machine code is cached.
 
 Machine code is cached on disk so that only the first start of an installation compiles. The folder is chosen at
-import: ``NUMBA_CACHE_DIR`` where the user has set it, else the first of the package's own folder, the user's cache
-folder and the temporary folder that can be written; where none can, kernels are compiled anew in every process. Each
-host has its own subfolder: machine code depends on the processor, and folders on a network disk are not written by
-two hosts at once.
+import; where none can be written, kernels are compiled anew in every process.
 """
 
 import contextlib
-import os
-import platform
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -18,38 +12,12 @@ from typing import Any, TypeVar, cast
 import numba
 from numba.core.caching import FunctionCache
 
+from mpitrain.kernels.storage import choose_folder
+
 F = TypeVar("F", bound=Callable[..., Any])
 
 
-def _writable(folder: Path) -> bool:
-    try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return True
-    except OSError:
-        return False
-
-
-def _private(folder: Path) -> bool:
-    """Whether nobody else could have planted machine code here (numba unpickles what it finds)."""
-    statuses = [folder.stat(), folder.parent.stat()]  # who may write the parent may replace the folder
-    return all(status.st_uid == os.geteuid() and not status.st_mode & 0o022 for status in statuses)
-
-
-def _choose_folder() -> Path | None:
-    wanted = os.environ.get("NUMBA_CACHE_DIR")
-    if wanted and _writable(Path(wanted)):
-        return Path(wanted)
-    roots = [Path(__file__).resolve().parent / "__pycache__"]
-    if "HOME" in os.environ or "XDG_CACHE_HOME" in os.environ:
-        roots.append(Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mpitrain")
-    with contextlib.suppress(OSError):  # there may be no temporary folder either
-        roots.append(Path(tempfile.gettempdir()) / f"mpitrain-{os.geteuid()}")
-    hosts = (root / (platform.node() or "host") for root in roots)
-    return next((folder for folder in hosts if _writable(folder) and _private(folder)), None)
-
-
-cache_folder: Path | None = _choose_folder()
+cache_folder: Path | None = choose_folder()
 """Where machine code is kept; None when every process compiles for itself."""
 
 _numba_config: Any = numba.config

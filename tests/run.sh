@@ -28,5 +28,5 @@ for ranks in 6 7 8; do
     echo "== $ranks ranks, grids"
     "${mpirun[@]}" -n "$ranks" "$python" -m pytest "${quiet[@]}" --with-mpi --only-mpi --ledger "$ledger" tests/mpi/test_grids.py::test_gradients_of_every_grid "$@"
 done
-"$python" -m pytest "${quiet[@]}" tests/system "$@"
+"$python" -m pytest "${quiet[@]}" -rs tests/system "$@"
 "$python" tests/gate.py "$ledger" "$#"

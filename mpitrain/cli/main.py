@@ -25,6 +25,7 @@ from mpitrain.cli.calling import (
     TopologyFile,
     call,
 )
+from mpitrain.cli.job import job
 from mpitrain.comm.hints import hinted_rank
 from mpitrain.comm.signals import StopRequest
 from mpitrain.comm.threads import limit_threads
@@ -242,6 +243,9 @@ def plan(
 ) -> None:
     """Show where the model can be cut, and what every layout of the ranks sends and keeps; starts no other process."""
     call("plan", config, ranks, overrides or [], measure=measure, output=json)
+
+
+app.command("job")(job)
 
 
 @app.command()

@@ -3,12 +3,14 @@
 import sys
 from pathlib import Path
 
-from mpitrain.comm.agreement import agree
+from msgspec import structs
+
+from mpitrain.comm.agreement import agree, gather
 from mpitrain.comm.grid import Axis
-from mpitrain.comm.hints import is_launched
+from mpitrain.comm.hints import ARRAY_TASK, array_task, is_launched
 from mpitrain.comm.runtime import Position, fail, finish, start
 from mpitrain.comm.signals import StopRequest
-from mpitrain.config.load import load_config
+from mpitrain.config.load import Resolved, load_config
 from mpitrain.train.run import train
 from mpitrain.train.session import Resume
 
@@ -30,7 +32,7 @@ def main(
         axis = Axis(world, "world")
         resolved = agree(axis, lambda: load_config(config, overrides))
         summary = train(
-            resolved,
+            in_own_folder(axis, resolved),
             world,
             resume=resume,
             overwrite=overwrite,
@@ -44,6 +46,18 @@ def main(
     except BaseException as error:  # whatever it is, no rank may be left waiting
         fail(error, position)
     return 0
+
+
+def in_own_folder(axis: Axis, resolved: Resolved) -> Resolved:
+    """Give each task of a Slurm array a folder below the one that the file names for all of them. Collective.
+
+    What ``--set`` names is meant for this task alone.
+    """
+    task = gather(axis, array_task())[0]
+    if task is None or resolved.sources.get("run.folder") == "--set":
+        return resolved
+    run = structs.replace(resolved.config.run, folder=str(Path(resolved.config.run.folder) / f"task-{task}"))
+    return Resolved(structs.replace(resolved.config, run=run), resolved.sources | {"run.folder": ARRAY_TASK})
 
 
 def _wants_bar(progress: str) -> bool:

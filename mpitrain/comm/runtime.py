@@ -10,7 +10,7 @@ from typing import NoReturn
 
 import mpi4py
 
-from mpitrain.comm.hints import SIZE_HINTS, hinted_rank, hinted_size
+from mpitrain.comm.hints import REMEDIES, SIZE_HINTS, hinted_rank, hinted_size
 from mpitrain.errors import ExitCode, LaunchError, MpitrainError
 
 mpi4py.rc(initialize=False, finalize=False)
@@ -65,7 +65,7 @@ def start() -> MPI.Intracomm:
     if hinted != size:
         raise LaunchError(
             f"launch: {SIZE_HINTS[name]} started {hinted} processes ({name}={hinted}), but {library_name()} sees "
-            f"{size}; start with the mpirun of that library, or unset {name}"
+            f"{size}; {REMEDIES.get(name, '')}start with the mpirun of that library, or unset {name}"
         )
     return MPI.COMM_WORLD
 

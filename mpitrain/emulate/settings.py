@@ -10,6 +10,7 @@ from mpitrain.comm.hints import EMULATION
 from mpitrain.comm.machine import physical_cores
 from mpitrain.comm.transport import transport, user_settings
 from mpitrain.emulate.host import DEVICE
+from mpitrain.kernels.storage import choose_folder
 from mpitrain.topology.describe import bdp_bytes
 from mpitrain.topology.model import Topology
 
@@ -68,6 +69,9 @@ def wishes(topology: Topology, environment: Mapping[str, str] = os.environ) -> d
 
 
 def inherited(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what a command inside may keep of the environment outside; Open MPI does not start without a home."""
+    """Return what a command inside may keep of the environment outside, and what it needs.
+
+    Open MPI does not start without a home; and kernels that were compiled for this machine suit all of its hosts.
+    """
     kept = {name: value for name, value in environment.items() if not name.startswith(SCHEDULERS)}
-    return {"HOME": tempfile.gettempdir()} | kept
+    return {"HOME": tempfile.gettempdir(), "NUMBA_CACHE_DIR": str(choose_folder() or "")} | kept

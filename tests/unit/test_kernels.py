@@ -6,11 +6,12 @@ import platform
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from mpitrain.kernels import delta, half, int4, jit, quantize, reduce
+from mpitrain.kernels import delta, half, int4, jit, quantize, reduce, storage
 from mpitrain.kernels.rng import noise
 from tests.reference import quantizers
 
@@ -287,8 +288,8 @@ def homeless(monkeypatch, tmp_path):
     """Point every place of the cache into ``tmp_path``; returns (environment, the package's own folder)."""
     package = tmp_path / "package"
     package.mkdir()
-    monkeypatch.setattr(jit, "__file__", str(package / "jit.py"))
-    monkeypatch.setattr(jit.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
+    monkeypatch.setattr(storage, "__file__", str(package / "jit.py"))
+    monkeypatch.setattr(storage.tempfile, "gettempdir", lambda: str(tmp_path / "temporary"))
     for name in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
@@ -300,23 +301,35 @@ def locked(homeless):
     """Let folders be made unwritable, also for root, whom permissions do not stop."""
     monkeypatch, _ = homeless
     closed = []
-    writable = jit._writable
+    writable = storage._writable
 
     def stand_in(folder):
         return not any(folder == c or c in folder.parents for c in closed) and writable(folder)
 
-    monkeypatch.setattr(jit, "_writable", stand_in)
+    monkeypatch.setattr(storage, "_writable", stand_in)
     return closed
 
 
 def test_cache_in_the_package(homeless):
-    assert jit._choose_folder() == homeless[1] / "__pycache__" / platform.node()
+    assert storage.choose_folder() == homeless[1] / "__pycache__" / platform.node()
 
 
 def test_cache_where_the_user_wants_it(homeless, tmp_path):
     homeless[0].setenv("NUMBA_CACHE_DIR", str(tmp_path / "mine"))
-    assert jit._choose_folder() == tmp_path / "mine"
+    assert storage.choose_folder() == tmp_path / "mine"
     assert (tmp_path / "mine").is_dir()
+
+
+def test_cache_that_somebody_else_put_where_the_user_wants_it(homeless, tmp_path):
+    """As in the temporary folder of a cluster's node, under a name that can be guessed; root's may be a site's own."""
+    wish = tmp_path / "mine"
+    wish.mkdir()
+    homeless[0].setenv("NUMBA_CACHE_DIR", str(wish))
+    for mode, taken in ((0o700, True), (0o775, True), (0o707, False)):
+        wish.chmod(mode)
+        assert (storage.choose_folder() == wish) == taken, mode
+    for owner, taken in ((os.geteuid(), True), (0, True), (os.geteuid() + 1, False)):
+        assert storage._trusted(SimpleNamespace(st_uid=owner, st_mode=0o40700)) == taken, owner
 
 
 def test_cache_of_a_wish_that_cannot_be_granted(homeless, tmp_path):
@@ -324,22 +337,22 @@ def test_cache_of_a_wish_that_cannot_be_granted(homeless, tmp_path):
     (tmp_path / "file").write_text("")
     for wish in (str(tmp_path / "file" / "folder"), str(tmp_path / "file"), "/proc/nothing", ""):
         homeless[0].setenv("NUMBA_CACHE_DIR", wish)
-        assert jit._choose_folder() == homeless[1] / "__pycache__" / platform.node()
+        assert storage.choose_folder() == homeless[1] / "__pycache__" / platform.node()
 
 
 def test_cache_falls_back_step_by_step(homeless, locked, tmp_path):
     host = platform.node()
     locked.append(homeless[1])
-    assert jit._choose_folder() == tmp_path / "home" / ".cache" / "mpitrain" / host
+    assert storage.choose_folder() == tmp_path / "home" / ".cache" / "mpitrain" / host
     homeless[0].setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
-    assert jit._choose_folder() == tmp_path / "xdg" / "mpitrain" / host
+    assert storage.choose_folder() == tmp_path / "xdg" / "mpitrain" / host
     locked.append(tmp_path / "xdg")
-    assert jit._choose_folder() == tmp_path / "temporary" / f"mpitrain-{os.geteuid()}" / host
+    assert storage.choose_folder() == tmp_path / "temporary" / f"mpitrain-{os.geteuid()}" / host
     homeless[0].delenv("XDG_CACHE_HOME")
     homeless[0].delenv("HOME")
-    assert jit._choose_folder() == tmp_path / "temporary" / f"mpitrain-{os.geteuid()}" / host
+    assert storage.choose_folder() == tmp_path / "temporary" / f"mpitrain-{os.geteuid()}" / host
     locked.append(tmp_path / "temporary")
-    assert jit._choose_folder() is None
+    assert storage.choose_folder() is None
 
 
 def test_cache_where_others_may_write_is_refused(homeless, tmp_path):
@@ -349,9 +362,9 @@ def test_cache_where_others_may_write_is_refused(homeless, tmp_path):
         planted = homeless[1] / "__pycache__" / host
         planted.mkdir(parents=True, exist_ok=True)
         planted.chmod(mode)
-        assert jit._choose_folder() == tmp_path / "home" / ".cache" / "mpitrain" / host
+        assert storage.choose_folder() == tmp_path / "home" / ".cache" / "mpitrain" / host
     planted.chmod(0o700)
-    assert jit._choose_folder() == planted
+    assert storage.choose_folder() == planted
 
 
 def test_cache_in_a_folder_that_another_may_replace_is_refused(homeless, locked, tmp_path):
@@ -360,7 +373,7 @@ def test_cache_in_a_folder_that_another_may_replace_is_refused(homeless, locked,
     planted = tmp_path / "temporary" / f"mpitrain-{os.geteuid()}"
     planted.mkdir(parents=True)
     planted.chmod(0o777)
-    assert jit._choose_folder() is None
+    assert storage.choose_folder() is None
 
 
 CACHED = """

@@ -3,6 +3,8 @@
 import json
 import math
 import signal
+import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -29,6 +31,21 @@ def test_one_run_at_a_time(tmp_path):
     with folder.hold(), pytest.raises(ConfigError, match="another run is at work"):
         folder.hold()
     folder.hold().close()
+
+
+def test_folders_below_each_other_are_made_at_once(tmp_path):
+    """S08: tasks of an array that start together all find the folder above theirs, or make it."""
+    tasks = 8
+    for number in range(20):
+        together = threading.Barrier(tasks)
+
+        def make(task, number=number, together=together):
+            together.wait()
+            RunFolder(tmp_path / f"sweep-{number}" / "runs" / f"task-{task}").hold().close()
+
+        with ThreadPoolExecutor(tasks) as pool:
+            list(pool.map(make, range(tasks)))
+        assert len(list((tmp_path / f"sweep-{number}" / "runs").iterdir())) == tasks
 
 
 def test_starts_are_counted_also_after_a_torn_line(tmp_path):

@@ -1,0 +1,47 @@
+#!/usr/bin/env bash
+# Trains jobs/configs/quickstart.toml on 5 ranks of hosts that are emulated on this machine: dp=4 pp=1 tp=1 servers=1.
+#
+#     bash jobs/emulated.sh [options of mpitrain launch, such as --set train.steps=50]
+#
+# Code 75, after Ctrl-C or a time limit: stopped with a checkpoint. The same command goes on with the run. Lines that
+# you may have to change have a comment. Written by:
+#
+#     mpitrain job jobs/configs/quickstart.toml --scheduler mpirun --topology jobs/topologies/star.toml --emulate --set exchange.when=server --set run.folder=runs/emulated --out jobs/emulated.sh
+#
+# Where the ranks run:
+#
+#     host   slots  ranks
+#     cell0      1  0
+#     cell1      1  1
+#     cell2      1  2
+#     cell3      1  3
+#     core       1  4 (4 serves)
+#
+set -euo pipefail
+refuse() { echo "$2" >&2; exit "$1"; }
+
+# Paths are relative to this folder:
+cd -- "$(dirname -- "$0")/.." || exit 2
+config=jobs/configs/quickstart.toml
+python=.venv/bin/python
+for file in "$config" "$python"; do
+    [ -e "$file" ] || refuse 2 "there is no $file; correct the path"
+done
+
+# Threads of a rank's linear algebra: ranks times threads should not be more than the cores.
+export OMP_NUM_THREADS=1
+
+launch=(
+    launch
+    "$config"
+    -n 5
+    --resume auto
+    --topology jobs/topologies/star.toml
+    --emulate
+    --set exchange.when=server
+    --set run.folder=runs/emulated
+)
+# Open MPI refuses root unless it is told; in containers that is who runs this.
+if [ "$(id -u)" = 0 ]; then launch+=(--allow-root); fi
+
+exec "$python" -m mpitrain "${launch[@]}" "$@"
