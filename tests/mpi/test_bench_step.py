@@ -1,6 +1,7 @@
 """`mpitrain bench step` on any number of ranks, with a model as small as can be: counts and bits, no seconds."""
 
-import numpy as np
+from types import SimpleNamespace
+
 import pytest
 
 from mpitrain.bench import step as command
@@ -26,23 +27,14 @@ def test_without_exchange_the_loop_trains_and_sends_nothing(axis, everywhere):
     assert (ours.alone.parts.params.flat != before).any()
     assert ours.alone.parts.num_parameters == ours.ways[0].parts.num_parameters
     assert len(ours.alone.parts.sampler.indices(0)) == len(ours.ways[0].parts.sampler.indices(0)) == 8
-    sent = [[way.step().sent_bytes for _ in range(3)] for way in ours.ways]
+    taken = [[way.step() for _ in range(3)] for way in ours.ways]
     for way in ours.ways:
         assert everywhere(way.parts.params.flat)
-    if axis.size == 1:
-        assert sent == [[0, 0, 0]] * 2
-    else:
-        assert sent[0][0] > 1.8 * sent[1][0] > 0
-    ours.close()
-
-
-def test_alone_is_the_same_training_on_its_own_samples(axis):
-    """On one rank with one batch, there is nothing to tell the loop with exchange from that without."""
-    ours = family(axis, ["raw"])
-    taken = ours.ways[0].step(), ours.alone.step()
-    if axis.size == 1:
-        assert taken[0] == taken[1]
+    if axis.size == 1:  # with one batch for one rank, nothing tells the loop with exchange from that without
+        assert taken == [alone, alone]
         assert (ours.ways[0].parts.params.flat == ours.alone.parts.params.flat).all()
+    else:
+        assert taken[0][0].sent_bytes > 1.8 * taken[1][0].sent_bytes > 0
     ours.close()
 
 
@@ -86,7 +78,9 @@ def no_torch():
 
 @pytest.mark.parametrize("missing_on", [None, 0, -1])
 def test_peers_are_built_where_all_ranks_can_import_them(axis, missing_on, capsys):
-    ours = family(axis, ["raw"])
+    config = SimpleNamespace(network=SimpleNamespace(peer_timeout_s=60.0))
+    step = SimpleNamespace(parts=SimpleNamespace(config=config))
+    ours = SimpleNamespace(alone=step, ways=[step])
     lacks = missing_on is not None and axis.rank == missing_on % axis.size
     peers = command._peers(axis, no_torch if lacks else lambda: TwinPeers, ours, timeout_s=60.0)
     told = capsys.readouterr().out
@@ -96,7 +90,6 @@ def test_peers_are_built_where_all_ranks_can_import_them(axis, missing_on, capsy
         assert "pip install torch==2.13.0" in told
     else:
         assert told == ""
-    ours.close()
 
 
 def test_a_table_with_and_without_peers(axis, tmp_path, capsys):
@@ -106,4 +99,5 @@ def test_a_table_with_and_without_peers(axis, tmp_path, capsys):
     told = capsys.readouterr().out
     assert ("exposed: step minus the same step without exchange" in told) == (axis.rank == 0)
     assert path.exists() == (axis.rank == 0)
-    assert np.array([path.read_text().count('"peer": null') if axis.rank == 0 else 2]).item() == 2
+    if axis.rank == 0:
+        assert path.read_text().count('"peer": null') == 2
