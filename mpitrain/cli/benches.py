@@ -143,7 +143,7 @@ def bench_pipeline(
 @bench.command("relay")
 def bench_relay(
     hosts: Annotated[int, typer.Option(min=2, max=64, help="That send to one another through a hub.")] = 4,
-    mbps: Annotated[float, typer.Option(min=1, help="Of all their links together.")] = 1100.0,
+    mbps: Annotated[float, typer.Option(min=1, help="Of all their links together.")] = 1200.0,
     seconds: Annotated[float, typer.Option(min=1, max=600, help="Of each part.")] = 5.0,
     mtu: Annotated[int, typer.Option(min=576, max=65535, help="Largest packet in bytes.")] = 9000,
     json: Json = None,
