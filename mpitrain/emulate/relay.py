@@ -17,7 +17,7 @@ BATCH = 4
 """Packets that are read from a host before others have their turn."""
 
 PAUSE_S = 2e-4
-"""From one look at the hosts to the next one at least, so that busy links cost fewer of them; packets may be as late."""
+"""From one look at the hosts to the next one, at least: busy links cost fewer of them, packets may be as late."""
 
 PRIORITY, NICE = 1, -10
 IPV4, SOURCE, DEST = 4, slice(12, 16), slice(16, 20)
