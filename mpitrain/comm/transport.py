@@ -10,12 +10,12 @@ from pathlib import Path
 from mpitrain.comm.family import OPEN_MPI
 from mpitrain.comm.machine import ROOT, Finding, Level, amount, read_or_empty
 
-EAGER_FACTOR, EAGER_MIN, EAGER_MAX = 4, 2**20, 2**22
+EAGER_FACTOR, EAGER_MIN, EAGER_MAX = 8, 2**20, 2**22
 """An eager message may be this many times the BDP, and a megabyte on the shortest link: one that is announced first
 waits for an answer, which stands in line behind all that its sender has to send. The most bounds what a receiver may
 have to keep."""
 
-BUFFER_FACTOR = 4
+BUFFER_FACTOR = 2
 """Eager messages that a socket takes at once: the kernel then sends while the rank computes."""
 
 WINDOW_FACTOR = 2
