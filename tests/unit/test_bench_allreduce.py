@@ -11,6 +11,7 @@ from mpitrain.cli import allreduce
 from mpitrain.cli.main import run
 from mpitrain.codecs.registry import make_codec
 from mpitrain.collectives.predicted import sent_between, sent_for_sum
+from mpitrain.comm import runtime
 from mpitrain.errors import ConfigError
 from mpitrain.topology.model import Constant, Direction, Link, Site, Topology
 
@@ -150,8 +151,9 @@ def test_what_pays_is_told():
 
 @pytest.fixture
 def command(monkeypatch):
-    """Return a function that runs the command and returns its exit code; signals stay pytest's."""
+    """Return a function that runs the command and returns its exit code; signals and MPI stay pytest's."""
     monkeypatch.setattr(allreduce.StopRequest, "listen", lambda request: None)
+    monkeypatch.setattr(runtime, "finish", lambda: None)
 
     def call(*options):
         monkeypatch.setattr("sys.argv", ["mpitrain", "bench", "allreduce", *map(str, options)])
