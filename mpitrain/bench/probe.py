@@ -29,7 +29,7 @@ HEADER = """\
 
 @dataclass(frozen=True)
 class Station:
-    """A host, or a rank where there is only one host: its first rank, and how many it has."""
+    """A host with its first rank and how many it has; or, where there is only one host, a rank, without address."""
 
     name: str
     address: str
@@ -66,7 +66,7 @@ def find_stations(addresses: Sequence[str]) -> list[Station]:
     hosts = list(dict.fromkeys(addresses))
     if len(hosts) == 1:
         base = _site_name(hosts[0], set())
-        return [Station(f"{base}-{rank}", hosts[0], rank, 1) for rank in range(len(addresses))]
+        return [Station(f"{base}-{rank}", "", rank, 1) for rank in range(len(addresses))]
     stations: list[Station] = []
     for host in hosts:
         name = _site_name(host, {station.name for station in stations})
@@ -85,7 +85,7 @@ def _site_name(host: str, taken: set[str]) -> str:
 def measured(stations: Sequence[Station], ways: Sequence[Way]) -> Topology:
     """Build the mesh of all pairs."""
     names = {station.rank: station.name for station in stations}
-    by_ends = {(way.source, way.dest): Direction(Constant(way.bytes_s), way.alpha_s) for way in ways}
+    by_ends = {(way.source, way.dest): Direction(Constant(_short(way.bytes_s)), _short(way.alpha_s)) for way in ways}
     links = [
         Link((names[source], names[dest]), up=direction, down=by_ends[dest, source])
         for (source, dest), direction in by_ends.items()
@@ -93,6 +93,11 @@ def measured(stations: Sequence[Station], ways: Sequence[Way]) -> Topology:
     ]
     sites = [Site(station.name, slots=station.slots, host=station.address) for station in stations]
     return Topology(tuple(sites), tuple(links), name="probed")
+
+
+def _short(value: float) -> float:
+    """Keep the digits that a measurement has."""
+    return float(f"{value:.4g}")
 
 
 def _tell(stations: Sequence[Station], ways: Sequence[Way], ranks: int, path: Path | None) -> None:
@@ -107,7 +112,7 @@ def _tell(stations: Sequence[Station], ways: Sequence[Way], ranks: int, path: Pa
         }
         for way in ways
     ]
-    if len({station.address for station in stations}) == 1:
+    if not any(station.address for station in stations):
         print("all ranks are on one host: these are ways through its memory, not links")
     show(f"probe, {ranks} ranks on {len(stations)} sites", records, path)
 

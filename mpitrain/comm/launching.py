@@ -14,7 +14,7 @@ from mpitrain.comm.network import Wishes
 from mpitrain.comm.placing import Placement
 from mpitrain.comm.reaching import is_local
 from mpitrain.comm.runtime import library_name
-from mpitrain.comm.transport import Settings, transport, user_settings
+from mpitrain.comm.transport import LOOPBACK, Settings, transport, user_settings
 from mpitrain.errors import ConfigError, LaunchError
 
 FORWARDED = re.compile(
@@ -51,8 +51,11 @@ def render(
     """Build the command of a given library in a given environment; raises as `launcher` does."""
     if wishes.placement:
         wishes.placement.check(ranks)
+    here = _ranks_here(ranks, wishes.placement)
+    if wishes.interface == LOOPBACK and here < ranks:
+        raise ConfigError(f"launch: --interface {LOOPBACK} leads to no other host; name one that does, or leave it out")
+    here = ranks if wishes.crowded else here
     cores = physical_cores(os.sched_getaffinity(0))
-    here = ranks if wishes.crowded else _ranks_here(ranks, wishes.placement)
     settings = transport(
         linked.family,
         linked.version,

@@ -1,4 +1,4 @@
-"""What the links between hosts do: latency by messages to and fro, rate by a stream in each direction.
+"""What the links between hosts do: latency by messages there and back, rate by a stream in each direction.
 
 One pair at a time, so nothing is shared. A stream is timed where it arrives, over its later half: neither the slow
 start of TCP nor the latency counts. It grows until that half takes long enough to be told from the grain of waiting.
@@ -19,11 +19,17 @@ from mpitrain.comm.grid import Axis
 from mpitrain.comm.waiting import wait_all
 
 TRIPS = 9
-"""Messages to and fro after the first, which opens the connection; the median counts."""
+"""Messages there and back after the first, which opens the connection; the median counts."""
 
-PIECES = 16
+PIECE_BYTES = 60_000
+"""Below the least eager limit that is common, 64 KiB, so that pieces arrive one after the other: larger ones are
+announced, and all of them end together."""
+
 FIRST_BYTES, MOST_BYTES, GROWTH = 2**16, 2**26, 4
-LONG_ENOUGH_S = 0.25
+LONG_ENOUGH_S = 0.1
+GRAIN_S = 0.005
+"""A later half that came in faster may have been there when the first was noticed: the whole stream counts instead."""
+
 STREAMS = 3
 """Streams of the final size; the median counts."""
 
@@ -102,7 +108,7 @@ class Peer:
         self._small = np.zeros(1, np.int64)
 
     def latency(self) -> float:
-        """Send messages to and fro; return the seconds of one way."""
+        """Send messages there and back; return the seconds of one way."""
         seconds = []
         for _ in range(TRIPS + 1):
             begin = time.perf_counter()
@@ -125,9 +131,9 @@ class Peer:
             late = bool(sent) and time.perf_counter() - begin > self._limits.seconds
             if late and rates:
                 break
-            half_s = self._receive(size)
+            half_s, whole_s = self._receive(size)
             sent += size
-            rate = size / 2 / half_s
+            rate = later_bytes(size) / half_s if half_s > GRAIN_S else size / whole_s
             if half_s >= LONG_ENOUGH_S or late or size >= self._limits.stream_bytes:
                 rates.append(rate)
             else:
@@ -142,15 +148,18 @@ class Peer:
             requests = [self._axis.comm.Isend([piece, MPI.BYTE], self._rank) for piece in pieces]
             wait_all(requests, self._axis.label(self._rank), timeout_s=self._limits.timeout_s)
 
-    def _receive(self, size: int) -> float:
-        """Ask for a stream; return the seconds in which its later half came in."""
+    def _receive(self, size: int) -> tuple[float, float]:
+        """Ask for a stream; return the seconds in which its later half came in, and all of it."""
+        begin = time.perf_counter()
         pieces = _pieces(np.empty(size, np.uint8))
         requests = [self._axis.comm.Irecv([piece, MPI.BYTE], self._rank) for piece in pieces]
         self._tell(size)
-        for part in (requests[: PIECES // 2], requests[PIECES // 2 :]):
-            begin = time.perf_counter()
+        half = len(requests) // 2
+        for part in (requests[:half], requests[half:]):
+            middle = time.perf_counter()
             wait_all(part, self._axis.label(self._rank), timeout_s=self._limits.timeout_s)
-        return max(time.perf_counter() - begin, 1e-9)
+        end = time.perf_counter()
+        return end - middle, end - begin
 
     def _tell(self, number: int) -> None:
         request = self._axis.comm.Isend(np.array([number], np.int64), self._rank)
@@ -162,5 +171,10 @@ class Peer:
         return int(self._small[0])
 
 
+def later_bytes(size: int) -> int:
+    """Count the bytes of the pieces in the later half of a stream."""
+    return size - -(-size // PIECE_BYTES) // 2 * PIECE_BYTES
+
+
 def _pieces(data: Bytes) -> list[Bytes]:
-    return np.split(data, PIECES)
+    return [data[start : start + PIECE_BYTES] for start in range(0, data.size, PIECE_BYTES)]

@@ -27,6 +27,9 @@ MPICH_EAGER = ("MPIR_CVAR_CH3_EAGER_MAX_MSG_SIZE", "FI_OFI_RXM_SAR_LIMIT")
 """Of MPICH's older device, and of libfabric where it builds on its own TCP messages; the newer device (ch4) announces
 nothing by itself."""
 
+LOOPBACK = "lo"
+"""Ranks of one host may use it; Open MPI's launcher has no need of an interface there, and refuses this one."""
+
 HYDRA_INTERFACE = "HYDRA_IFACE"
 """Read by MPICH's launcher itself, not by its ranks."""
 
@@ -211,6 +214,7 @@ def _open_mpi(major: int, bdp_bytes: float | None, interface: str, oversubscribe
     runtime: dict[str, str] = {}
     if interface:
         mca["btl_tcp_if_include"] = interface
+    if interface and interface != LOOPBACK:
         runtime["prte_if_include" if major >= 5 else "oob_tcp_if_include"] = interface
     return Settings(major, mca, runtime, notes=tuple(notes))
 

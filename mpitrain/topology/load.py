@@ -102,7 +102,6 @@ def _sites(tables: Iterable[SiteTable], origin: str) -> tuple[Site, ...]:
     sites = tuple(Site(table.name, table.kind, table.slots, table.speed, table.host) for table in tables)
     if not 1 <= len(sites) <= MAX_SITES:
         raise ConfigError(f"{origin}: expected 1 to {MAX_SITES} [[site]] tables, got {len(sites)}")
-    hosts: dict[str, str] = {}
     names: dict[str, int] = {}
     for number, site in enumerate(sites, 1):
         where = f"{origin}: site {number} ({printable(site.name)})"
@@ -115,14 +114,26 @@ def _sites(tables: Iterable[SiteTable], origin: str) -> tuple[Site, ...]:
             raise ConfigError(f"{where}: name: site {earlier} has it, too (host names ignore case); choose another one")
         if site.host and not ADDRESS.fullmatch(site.host):
             raise ConfigError(f"{where}: host: expected a host name or an IP address, got {shown(site.host)}")
-        host = (site.host or site.name).lower()
-        if host in hosts:
-            raise ConfigError(f"{where}: host: {host} is that of {hosts[host]}, too; give one of them all slots")
         names[site.name.lower()] = number
-        hosts[host] = site.name
     if not any(site.slots for site in sites):
         raise ConfigError(f"{origin}: no site has slots, so no rank has a place; set slots of one to 1 or more")
+    _check_hosts([site for site in sites if site.slots], origin)
     return sites
+
+
+def _check_hosts(ranked: Sequence[Site], origin: str) -> None:
+    """Refuse a host that comes again after another one: launchers fill a host once, and ranks would be elsewhere."""
+    homes: dict[str, str] = {}
+    last = ""
+    for site in ranked:
+        host = (site.host or site.name).lower()
+        if host in homes and host != last:
+            raise ConfigError(
+                f"{origin}: site {site.name}: host: {host} is also that of {homes[host]}, with others in between; "
+                "move them together, or give one of them all slots"
+            )
+        homes[host] = site.name
+        last = host
 
 
 def _check_ends(links: Sequence[tuple[int, LinkTable]], names: list[str], origin: str) -> None:
@@ -130,10 +141,11 @@ def _check_ends(links: Sequence[tuple[int, LinkTable]], names: list[str], origin
     if len(links) > MAX_LINKS:
         raise ConfigError(f"{origin}: expected at most {MAX_LINKS} [[link]] tables, got {len(links)}")
     earlier: dict[frozenset[str], int] = {}
+    known = set(names)
     for number, link in links:
         where = f"{_where(origin, number, link)}: between"
         for end in link.between:
-            if end not in names:
+            if end not in known:
                 raise ConfigError(f"{where}: there is no site {shown(end)}{_meant(end, names)}")
         pair = frozenset(link.between)
         if len(pair) == 1:

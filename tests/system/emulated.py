@@ -3,11 +3,13 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
-from mpitrain.emulate.emulation import Emulation
+from mpitrain.emulate.emulation import PREFIX, Emulation
+from mpitrain.emulate.processes import make_mark, members
 from mpitrain.errors import LaunchError
 from mpitrain.topology.load import load_topology
 from tests.system.helpers import environment, execute
@@ -72,9 +74,17 @@ def emulate(topology, *command, options=(), **how):
     return execute([*EMULATE, topology, *options, "--", *command], cwd=topology.parent, **how)
 
 
+class Ended(subprocess.Popen):
+    """A process that ends with the test, whatever becomes of it."""
+
+    def __exit__(self, *error):
+        self.kill()
+        super().__exit__(*error)
+
+
 def start(topology, *command, **variables):
     """Start a command on the hosts of a topology."""
-    return subprocess.Popen(
+    return Ended(
         [str(part) for part in (*EMULATE, topology, "--", *command)],
         cwd=topology.parent,
         env=environment(**variables),
@@ -87,15 +97,36 @@ def start(topology, *command, **variables):
 
 def children(process):
     text = Path(f"/proc/{process}/task/{process}/children").read_text()
-    return [int(word) for word in text.split()]
+    return {int(word): Path(f"/proc/{word}/comm").read_text().strip() for word in text.split()}
 
 
-def network_namespaces():
-    """List all network namespaces in which a process lives."""
-    found = set()
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            found.add(os.readlink(folder / "ns/net"))
-        except OSError:
-            continue
-    return found
+class Traces:
+    """What an emulation under way must not leave: processes, namespaces (held, so that none is mistaken), files."""
+
+    def __init__(self, emulator):
+        self.mark = make_mark(emulator)
+        (self.warden,) = (each for each, name in children(emulator).items() if name == "mt-warden")
+        self.parts = children(self.warden)
+        hosts = [each for each, name in self.parts.items() if name != "mt-relay"]
+        self._held = [os.open(f"/proc/{each}/ns/net", os.O_RDONLY) for each in hosts]
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        for descriptor in self._held:
+            os.close(descriptor)
+
+    def left(self):
+        """List what there is still."""
+        spaces = {(status.st_dev, status.st_ino) for status in map(os.fstat, self._held)}
+        folders = Path(tempfile.gettempdir()).glob(f"{PREFIX}{self.mark.replace(':', '-')}.*")
+        parts = [each for each in (self.warden, *self.parts) if alive(each)]
+        return [*members(self.mark, spaces), *parts, *folders]
+
+
+def alive(process):
+    try:
+        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

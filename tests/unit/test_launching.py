@@ -107,6 +107,17 @@ def test_the_interface_has_a_name_in_every_family(machine, text):
     assert all(has(command, *run) for run in wanted[text])
 
 
+def test_the_loopback_interface(machine):
+    """Open MPI's launcher refuses it for itself; and it leads nowhere else."""
+    for text in (FIVE, FOUR):
+        command = words(text, interface="lo")
+        assert has(command, "--mca", "btl_tcp_if_include", "lo")
+        assert not {"prte_if_include", "oob_tcp_if_include"} & set(command)
+        with pytest.raises(ConfigError, match="--interface lo leads to no other host"):
+            words(text, placement=CELLS, interface="lo")
+    assert has(words(MPICH, placement=Placement((Host("localhost", 4),), "here"), interface="lo"), "-iface", "lo")
+
+
 def test_interfaces_that_do_not_exist():
     """M19: refused with those that do."""
     present = [Interface("lo", "127.0.0.1", up=True, loopback=True), Interface("eth1", "", up=False)]

@@ -282,14 +282,6 @@ def test_unknown_keys(tmp_path, text, expected):
             "site 3 (A): name: site 1 has it, too (host names ignore case); choose another one",
         ),
         (
-            '[[site]]\nname = "a"\nhost = "n1"\n[[site]]\nname = "b"\nhost = "N1"',
-            "site 2 (b): host: n1 is that of a, too; give one of them all slots",
-        ),
-        (
-            '[[site]]\nname = "a"\n[[site]]\nname = "b"\nhost = "a"',
-            "site 2 (b): host: a is that of a, too; give one of them all slots",
-        ),
-        (
             '[[site]]\nname = "a"\nhost = "-oProxyCommand=x"',
             "site 1 (a): host: expected a host name or an IP address, got '-oProxyCommand=x'",
         ),
@@ -320,6 +312,20 @@ def test_sites_and_ends(tmp_path, text, expected):
             load(tmp_path, text)
         told = str(caught.value).removeprefix("topology net: ")
     assert told.startswith(expected)
+
+
+def test_one_host_for_several_sites(tmp_path):
+    """Neighbours may share a host, as may sites without ranks; not those that others stand between."""
+    mesh = '\n[[link]]\nbetween = ["a", "b"]\n[[link]]\nbetween = ["a", "c"]\n[defaults]\nrate_mbps = 1\ndelay_ms = 1\n'
+    parts = ('[[site]]\nname = "a"\nhost = "n1"\n', '[[site]]\nname = "b"\n', '[[site]]\nname = "c"\nhost = "N1"\n')
+    sites = load(tmp_path, parts[0] + parts[2] + parts[1] + mesh).sites
+    assert [site.host for site in sites] == ["n1", "N1", ""]
+    assert load(tmp_path, parts[0] + parts[1] + "slots = 0\n" + parts[2] + mesh).slots == 2
+    assert refusal(tmp_path, "".join(parts) + mesh) == (
+        "site c: host: n1 is also that of a, with others in between; move them together, or give one of them all slots"
+    )
+    unnamed = parts[1] + parts[0] + parts[2].replace("N1", "b") + mesh
+    assert refusal(tmp_path, unnamed).startswith("site c: host: b is also that of b, with")
 
 
 @pytest.mark.parametrize(

@@ -12,22 +12,21 @@ from pathlib import Path
 import pytest
 
 from mpitrain.bench import traffic
-from mpitrain.emulate.emulation import PREFIX, Emulation, end_stale
-from mpitrain.errors import ConfigError, ExitCode
+from mpitrain.emulate.emulation import Emulation, end_stale
+from mpitrain.errors import ExitCode
 from mpitrain.topology.load import load_topology
 from tests.system.emulated import (
     EMULATE,
     PAIR,
-    children,
+    Traces,
     emulate,
-    network_namespaces,
     require_hosts,
     start,
     write_topology,
 )
 from tests.system.helpers import HANG_S, as_nobody, environment, execute, gone, messages, processes
 
-MARKED_S = "100077"
+MARKED_S = str(10_000_000 + os.getpid())
 """Seconds that processes sleep which a test will look for."""
 
 
@@ -115,39 +114,38 @@ def test_a_stream_outlives_an_outage(tmp_path):
     assert forth.lost_packets + back.lost_packets > 0
 
 
+HIDING = "setsid env -i sleep {0} & setsid sh -c 'trap \"\" TERM; sleep {0}; true' & echo up; "
+
+
 def test_nothing_is_left(pair):
     """Processes that do not want to end, or hide, go with the command; so do namespaces and files."""
-    before = network_namespaces()
-    hiding = f"setsid env -i sleep {MARKED_S} & setsid sh -c 'trap \"\" TERM; sleep {MARKED_S}; true' & echo up"
-    done = emulate(pair, "sh", "-c", hiding)
-    assert (done.returncode, done.stdout.splitlines()[0]) == (0, "up")
+    script = HIDING.format(MARKED_S) + "while [ ! -e go ]; do sleep 0.02; done"
+    with start(pair, "sh", "-c", script) as emulator:
+        assert emulator.stdout.readline() == "up\n"
+        with Traces(emulator.pid) as traces:
+            assert len(traces.left()) >= 2 + 4 + 3  # hosts; sleeps and their shells; warden, relay, folder
+            (pair.parent / "go").touch()
+            assert emulator.wait(HANG_S) == 0
+            assert traces.left() == []
     assert processes(MARKED_S) == []
-    assert network_namespaces() <= before
-    assert not list(Path(tempfile.gettempdir()).glob(f"{PREFIX}*"))
 
 
 @pytest.mark.parametrize("warden_too", [False, True])
 def test_killed_emulators_leave_nothing(pair, warden_too):
     """Where the warden is killed, too, the next emulation clears up."""
-    before = network_namespaces()
-    with start(pair, "sh", "-c", f"setsid env -u HOME sleep {MARKED_S} & echo up; sleep {MARKED_S}") as emulator:
+    script = f"setsid env -u HOME sleep {MARKED_S} & echo up; sleep {MARKED_S}"
+    with start(pair, "sh", "-c", script) as emulator:
         assert emulator.stdout.readline() == "up\n"
-        assert len(network_namespaces() - before) == 2
-        if warden_too:
-            (warden,) = (each for each in children(emulator.pid) if "mt-warden" in comm(each))
-            os.kill(emulator.pid, signal.SIGSTOP)
-            os.kill(warden, signal.SIGKILL)
-        emulator.kill()
-        if warden_too:
+        with Traces(emulator.pid) as traces:
+            assert len(traces.parts) == 3
+            if warden_too:
+                os.kill(traces.warden, signal.SIGKILL)
+            emulator.kill()
             emulator.wait()
-            end_stale()
+            if warden_too:
+                end_stale()
+            until(lambda: not traces.left())
     assert gone(MARKED_S)
-    until(lambda: network_namespaces() <= before)
-    until(lambda: not list(Path(tempfile.gettempdir()).glob(f"{PREFIX}*")))
-
-
-def comm(process):
-    return Path(f"/proc/{process}/comm").read_text()
 
 
 def test_a_signal_goes_on(pair):
@@ -163,39 +161,32 @@ def test_a_signal_goes_on(pair):
 def test_a_dead_relay_ends_the_command(pair):
     with start(pair, "sh", "-c", f"echo up; sleep {MARKED_S}") as emulator:
         assert emulator.stdout.readline() == "up\n"
-        (relay,) = (each for parent in children(emulator.pid) for each in children(parent) if "mt-relay" in comm(each))
-        os.kill(relay, signal.SIGKILL)
+        with Traces(emulator.pid) as traces:
+            (relay,) = (each for each, name in traces.parts.items() if name == "mt-relay")
+            os.kill(relay, signal.SIGKILL)
         _, err = emulator.communicate(timeout=HANG_S)
     assert emulator.returncode == ExitCode.MPI
     assert err.startswith("mpitrain: emulate: the relay between the hosts has ended: ")
     assert gone(MARKED_S)
 
 
-def test_bad_input(tmp_path, pair):
-    """Refused before anything starts: a site that no link reaches, no command, an emulation within another one."""
-    lonely = write_topology(tmp_path, PAIR + '[[site]]\nname = "three"\n', "lonely.toml")
-    done = emulate(lonely, "true")
-    assert done.returncode == ExitCode.CONFIG
-    assert "no links lead from one to three" in messages(done)[0]
-    done = execute([*EMULATE, pair], cwd=tmp_path)
-    assert done.returncode == ExitCode.CONFIG
-    done = emulate(pair, *EMULATE, pair, "--", "true")
-    assert done.returncode == ExitCode.MPI
-    assert "this is an emulated host already (MPITRAIN_EMULATION=" in messages(done)[0]
+def test_bad_input(pair):
+    """Refused before anything starts."""
     done = emulate(pair, "no such command")
     assert done.returncode == ExitCode.CONFIG
     assert messages(done)[0].startswith("mpitrain: emulate: expected a command after --, got 'no such command'")
-    with Emulation(load_topology(pair)) as emulation, pytest.raises(ConfigError, match="there is no site 'three'"):
-        emulation.inside(["true"], "three")
+    done = execute([*EMULATE, pair], cwd=pair.parent)
+    assert done.returncode == ExitCode.CONFIG
+    assert "COMMAND" in messages(done)[0]
 
 
 def test_print_starts_nothing(pair):
-    done = emulate(pair, "mpirun", "-n", "2", "a b", options=["--print"])
+    done = emulate(pair, "sh", "-c", "exit 1", options=["--print"])
     assert done.returncode == 0
     lines = done.stdout.splitlines()
     assert lines[:2] == ["# one: 10.77.0.1, 1 slots", "# two: 10.77.0.2, 1 slots"]
     assert "export PRTE_MCA_plm_ssh_agent=FOLDER/agent" in lines
-    assert lines[-1] == "mpirun -n 2 'a b'"
+    assert lines[-1] == "sh -c 'exit 1'"
 
 
 def test_counts_as_json(pair):
