@@ -48,14 +48,15 @@ def cluster():
 
 
 @pytest.fixture
-def project(tmp_path):
+def project(cluster, tmp_path):
     """A folder from which jobs are submitted: the shipped scripts, tiny configurations in place of the shipped ones."""
     (tmp_path / "jobs" / "configs").mkdir(parents=True)
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     for script in (ROOT / "jobs").glob("*.s*"):
         shutil.copy(script, tmp_path / "jobs")
     configure(tmp_path)
-    return tmp_path
+    yield tmp_path
+    cluster.clear()
 
 
 def configure(project, steps=4, every=0):

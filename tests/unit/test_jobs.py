@@ -369,6 +369,7 @@ def test_spaces_and_quotes_survive_slurm(tmp_path, srun, sweep, sites):
         *("-m", "mpitrain", "train", "./-c'o\"n fig.toml", "--resume", "auto"),
         *("--set", f"data.path={value}", "--set", f"train.init={value}", *point),
     ]
+    assert srun or got[got.index("FOO") - 1 : got.index("FOO") + 1] == ["-x", "FOO"]
     if sites and not srun:
         assert got[got.index("--host") + 1] == "n1:1,n2:2,n3:1"
 
