@@ -12,6 +12,7 @@ DEFAULT_SIZES = [0.1, 1.0, 4.0]
 DEFAULT_COLLECTIVES = ["direct", "ring"]
 DEFAULT_STREAMS = ["int8", "int4"]
 DEFAULT_RULES = ["server-sync/int8", "ssp-1/int8", "ssp-4/int8", "async/int8", "local-30/int8"]
+DEFAULT_STEP_CELLS = ["raw", "fp16", "int8:residual"]
 DEFAULT_SCHEDULES = ["afab", "1f1b", "interleaved"]
 DEFAULT_MICRO_BATCHES = [4, 8, 16]
 
@@ -192,3 +193,38 @@ def bench_start(
 ) -> None:
     """Time --help, and a warm start from the command to the end of the first step."""
     call("bench-start", config, ranks, repeats, json)
+
+
+@bench.command("step")
+def bench_step(
+    config: Annotated[
+        Path | None,
+        typer.Argument(help="TOML file; left out: a Transformer of 0.99 million parameters, 8 samples a rank."),
+    ] = None,
+    ranks: Annotated[
+        int | None, typer.Option("-n", "--ranks", min=1, help="Ranks to start; 4, or all slots of the topology.")
+    ] = None,
+    cells: Annotated[
+        list[str] | None,
+        typer.Option("--cell", help="CODEC[:MEMORY][,SECTION.KEY=VALUE…]; may be repeated.", metavar="CELL"),
+    ] = None,
+    overrides: Set = None,
+    topology: TopologyFile = None,
+    emulate: Emulate = False,
+    steps: Annotated[int, typer.Option(min=1, help="Timed together, in each turn of every product.")] = 8,
+    rounds: Annotated[int, typer.Option(min=1, help="Turns of every product; medians are shown.")] = 7,
+    json: Json = None,
+) -> None:
+    """Time a training step, with and without exchange, beside torch's DDP (gloo) where torch is installed."""
+    call(
+        "bench-step",
+        config,
+        ranks,
+        cells or DEFAULT_STEP_CELLS,
+        overrides or [],
+        topology=topology,
+        emulate=emulate,
+        rounds=rounds,
+        steps=steps,
+        path=json,
+    )

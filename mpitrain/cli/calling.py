@@ -28,12 +28,13 @@ COMMANDS = {
     "bench-pipeline": "mpitrain.bench.pipeline",
     "bench-relay": "mpitrain.bench.relay",
     "bench-start": "mpitrain.bench.start",
+    "bench-step": "mpitrain.cli.step",
     "bench-stragglers": "mpitrain.bench.stragglers",
     "report": "mpitrain.report.command",
 }
 """Modules with a function ``main``; each may import whatever it needs."""
 
-NEEDS_MPI = {"train", "launch", "eval", "plan", "probe", "job", "bench-allreduce", "bench-pipeline"}
+NEEDS_MPI = {"train", "launch", "eval", "plan", "probe", "job", "bench-allreduce", "bench-pipeline", "bench-step"}
 
 NO_VALUE = ""
 """Of a flag: newer versions of typer show its type, as if it took a value."""

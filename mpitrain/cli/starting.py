@@ -21,9 +21,10 @@ def shown(command: list[str], network: Network) -> str:
 def run(command: list[str], network: Network, stop: StopRequest) -> int:
     """Run it to its end and return its exit code; wishes to stop are handed on. Raises LaunchError."""
     ensure_home()
+    together = "--with-ft" not in command
     if not network.emulate:
-        return supervise(command, stop)
+        return supervise(command, stop, together=together)
     with importlib.import_module(EMULATION).Emulation(network.topology) as emulation:
-        code = int(emulation.run(command, stop=stop))
+        code = int(emulation.run(command, stop=stop, together=together))
     print("\n".join(emulation.counts().table()), flush=True)
     return code

@@ -1,4 +1,4 @@
-"""What the links between hosts do: latency by messages to and fro, rate by a stream in each direction.
+"""What the links between hosts do: latency by messages there and back, rate by a stream in each direction.
 
 One pair at a time, so nothing is shared. A stream is timed where it arrives, over its later half: neither the slow
 start of TCP nor the latency counts. It grows until that half takes long enough to be told from the grain of waiting.
@@ -19,7 +19,7 @@ from mpitrain.comm.grid import Axis
 from mpitrain.comm.waiting import wait_all
 
 TRIPS = 9
-"""Messages to and fro after the first, which opens the connection; the median counts."""
+"""Messages there and back after the first, which opens the connection; the median counts."""
 
 PIECE_BYTES = 60_000
 """Below the least eager limit that is common, 64 KiB, so that pieces arrive one after the other: larger ones are
@@ -108,7 +108,7 @@ class Peer:
         self._small = np.zeros(1, np.int64)
 
     def latency(self) -> float:
-        """Send messages to and fro; return the seconds of one way."""
+        """Send messages there and back; return the seconds of one way."""
         seconds = []
         for _ in range(TRIPS + 1):
             begin = time.perf_counter()

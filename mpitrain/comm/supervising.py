@@ -4,18 +4,42 @@ import ctypes
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Mapping
+from pathlib import Path
 from types import FrameType
 
 from mpitrain.comm.signals import ONCE, STOP_SIGNALS, TWICE, StopRequest
 from mpitrain.errors import ExitCode
 
+GRACE_S = 3.0
+"""From an order to end at once to the kill: a launcher waits for hosts that it cannot reach."""
 
-def supervise(command: list[str], stop: StopRequest, environment: Mapping[str, str] | None = None) -> int:
+LINGER_S = 30.0
+"""For so long a launcher may go on without ranks on this host, which end together, if one of them fails."""
+
+RANK = b"OMPI_COMM_WORLD_RANK="
+
+
+def supervise(
+    command: list[str],
+    stop: StopRequest,
+    environment: Mapping[str, str] | None = None,
+    *,
+    together: bool = False,
+) -> int:
     """Run a launcher to its end, in this process's environment or another, and return its exit code.
 
     A wish to stop (Ctrl-C, SIGTERM, …) goes on as SIGUSR1, which launchers pass to all ranks, so that these save and
     leave: what the launcher gets itself, it takes as an order to kill them. A second Ctrl-C is that order.
+
+    Parameters
+    ----------
+    environment : mapping, optional
+        Of the launcher; this process's where left out.
+    together : bool
+        Whether the ranks end together. Then a launcher (of Open MPI) that goes on after those of this host is ended:
+        it waits for a host that it has lost, up to a quarter of an hour.
     """
     if stop.reason:  # while this command was loading
         return _never_began()
@@ -41,7 +65,7 @@ def supervise(command: list[str], stop: StopRequest, environment: Mapping[str, s
         signal.signal(number, hand_on)
     if stop.reason:  # while the launcher was being started
         hand_on(signal.SIGUSR1, None)
-    code = job.wait()
+    code = _wait(job, asked, together=together)
     code = code if code >= 0 else 128 - code
     if asked.count(signal.SIGINT) > 1:
         print(TWICE, end="", file=sys.stderr, flush=True)
@@ -49,6 +73,47 @@ def supervise(command: list[str], stop: StopRequest, environment: Mapping[str, s
     if asked and code == 128 + signal.SIGUSR1:  # the ranks were not yet listening
         return _never_began()
     return code
+
+
+def _wait(job: "subprocess.Popen[bytes]", asked: list[int], *, together: bool) -> int:
+    """Wait for a launcher, and end it where it waits in vain; return its exit code."""
+    seen_s = 0.0
+    while True:
+        try:
+            return job.wait(GRACE_S)
+        except subprocess.TimeoutExpired:
+            if asked.count(signal.SIGINT) > 1:
+                job.kill()
+        if not together:
+            continue
+        if has_ranks(job.pid):
+            seen_s = time.monotonic()
+        elif seen_s and time.monotonic() - seen_s > LINGER_S:
+            print(
+                f"mpitrain: launch: the ranks of this host ended {LINGER_S:g} s ago, but the launcher waits for "
+                "others, whose host it has lost; ended it",
+                file=sys.stderr,
+                flush=True,
+            )
+            job.kill()
+            job.wait()
+            return int(ExitCode.MPI)
+
+
+def has_ranks(launcher: int) -> bool:
+    """Tell whether a process has started ranks of Open MPI that still run."""
+    for path in Path("/proc").glob(f"{launcher}/task/*/children"):
+        for child in _read(path).split():
+            if RANK in _read(Path("/proc") / child.decode() / "environ"):
+                return True
+    return False
+
+
+def _read(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:  # it has ended meanwhile
+        return b""
 
 
 def _never_began() -> int:

@@ -102,8 +102,12 @@ class Emulation:
         name = self.topology.site(site).name if site else self._first
         return [sys.executable, "-m", "mpitrain.emulate.agent", str(self._folder), "--exec", name, *command]
 
-    def run(self, command: list[str], site: str | None = None, *, stop: StopRequest | None = None) -> int:
+    def run(
+        self, command: list[str], site: str | None = None, *, stop: StopRequest | None = None, together: bool = False
+    ) -> int:
         """Run a command on a host to its end, handing signals on, and return its exit code; main thread only.
+
+        ``together`` is told to `supervise`.
 
         Raises
         ------
@@ -111,7 +115,7 @@ class Emulation:
             The relay has ended, and the command with it.
         """
         variables = settings.inherited() | self.environment()
-        code = supervise(self.inside(command, site), stop or StopRequest(), variables)
+        code = supervise(self.inside(command, site), stop or StopRequest(), variables, together=together)
         self.counts()
         return code
 

@@ -17,7 +17,7 @@ BATCH = 4
 """Packets that are read from a host before others have their turn."""
 
 PAUSE_S = 2e-4
-"""From one look at the hosts to the next one at least, so that busy links cost fewer of them; packets may be as late."""
+"""From one look at the hosts to the next one, at least: busy links cost fewer of them, packets may be as late."""
 
 PRIORITY, NICE = 1, -10
 IPV4, SOURCE, DEST = 4, slice(12, 16), slice(16, 20)
@@ -44,6 +44,11 @@ class Relay:
         Answers ``ASK`` with a line of JSON (`counts.Counts`).
     scheduling : str
         For the counts.
+
+    Attributes
+    ----------
+    watched : list of int
+        Descriptors that may still bring something.
     """
 
     def __init__(
@@ -60,13 +65,13 @@ class Relay:
         self._spaces = (self._space,)
         self._scheduling = scheduling
         self._begin_s = self._begin_cpu_s = 0.0
-        self._watched: list[int] = []
+        self.watched: list[int] = []
 
     def run(self) -> None:
         """Carry."""
         self._begin_s, self._begin_cpu_s = time.perf_counter(), time.process_time()
         sources = {descriptor: number for number, descriptor in enumerate(self._tuns)}
-        self._watched = [self._control.fileno(), *sources]
+        self.watched = [self._control.fileno(), *sources]
         window_s = 1.0
         while True:
             now_s = time.perf_counter() - self._begin_s
@@ -75,7 +80,7 @@ class Relay:
                 self._gauge.second(now_s, time.process_time() - self._begin_cpu_s)
                 window_s = now_s + 1.0
             pause_s = min(self._network.next_s, window_s) - (time.perf_counter() - self._begin_s)
-            ready, _, _ = select.select(self._watched, (), (), max(0.0, pause_s))
+            ready, _, _ = select.select(self.watched, (), (), max(0.0, pause_s))
             rest_s = self._begin_s + now_s + PAUSE_S - time.perf_counter()
             if rest_s > 0:
                 time.sleep(rest_s)
@@ -97,7 +102,7 @@ class Relay:
             except OSError:
                 packet = b""
             if not packet:  # someone inside has taken the device away
-                self._watched.remove(descriptor)
+                self.watched.remove(descriptor)
                 return
             key = (source, packet[DEST])
             try:

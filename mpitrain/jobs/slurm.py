@@ -257,6 +257,7 @@ def _srun(job: Job) -> list[str]:
         'for i in "${!slots[@]}"; do',
         '    for ((rank = 0; rank < slots[i]; rank++)); do echo "${nodes[i]}"; done',
         'done >"$SLURM_HOSTFILE"',
+        "unset SLURM_NTASKS_PER_NODE # which would contradict them",
         "launch+=(--distribution=arbitrary)",
     ]
 

@@ -125,6 +125,11 @@ def write_job(config: Path, overrides: list[str], wishes: Wishes, origin: Origin
         transport=_transport(bdp, wishes.interface, origin),
         reason=f"for {bdp:,} bytes on the way (rate times round trip of the topology)" if bdp else "",
     )
+    if wishes.scheduler == SLURM and job.chooses_nodes and not (job.open_mpi or job.srun):
+        raise ConfigError(
+            f"job: {origin.family}'s launcher fills Slurm's nodes in their own order, but the topology has hosts or "
+            "different slots; add --launcher srun, or give all sites the same slots and no host"
+        )
     return Written(slurm_script(job) if wishes.scheduler == SLURM else workstation_script(job), job, tuple(notes))
 
 

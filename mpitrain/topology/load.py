@@ -141,10 +141,11 @@ def _check_ends(links: Sequence[tuple[int, LinkTable]], names: list[str], origin
     if len(links) > MAX_LINKS:
         raise ConfigError(f"{origin}: expected at most {MAX_LINKS} [[link]] tables, got {len(links)}")
     earlier: dict[frozenset[str], int] = {}
+    known = set(names)
     for number, link in links:
         where = f"{_where(origin, number, link)}: between"
         for end in link.between:
-            if end not in names:
+            if end not in known:
                 raise ConfigError(f"{where}: there is no site {shown(end)}{_meant(end, names)}")
         pair = frozenset(link.between)
         if len(pair) == 1:

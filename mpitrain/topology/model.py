@@ -1,9 +1,9 @@
 """What a topology is: sites joined by links. Units are seconds and bytes; files use Mbit/s, ms and percent."""
 
 from collections import deque
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from math import inf
 from typing import NamedTuple, Protocol
 
 from mpitrain.errors import ConfigError
@@ -37,7 +37,7 @@ class Constant:
     def at(self, time_s: float) -> tuple[float, float]:
         """Return the rate, for ever."""
         del time_s
-        return self.bytes_s, float("inf")
+        return self.bytes_s, inf
 
 
 @dataclass(frozen=True)
@@ -150,8 +150,7 @@ class Topology:
     mtu: int = 9000
     source: str = ""
     """The file that it was read from."""
-    _paths: dict[tuple[str, str], Path] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _ways: dict[str, dict[str, list[Hop]]] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _paths: dict[str, dict[str, Path]] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     @cached_property
     def slots(self) -> int:
@@ -160,11 +159,13 @@ class Topology:
 
     def site(self, name: str) -> Site:
         """Return the site of a name; raises ConfigError with the names that there are."""
-        for site in self.sites:
-            if site.name == name:
-                return site
-        known = ", ".join(site.name for site in self.sites)
-        raise ConfigError(f"topology {self.name}: there is no site {name!r}; it has {known}")
+        if name not in self._sites:
+            raise ConfigError(f"topology {self.name}: there is no site {name!r}; it has {', '.join(self._sites)}")
+        return self._sites[name]
+
+    @cached_property
+    def _sites(self) -> dict[str, Site]:
+        return {site.name: site for site in self.sites}
 
     def place(self, ranks: int) -> list[Site]:
         """Return the site of every rank: sites in order, each filled before the next; raises ConfigError."""
@@ -182,31 +183,29 @@ class Topology:
 
     def path(self, source: str, dest: str) -> Path:
         """Return the way with the fewest links, of those the one whose first links come first in the file."""
-        if (source, dest) not in self._paths:
-            if source not in self._ways:
-                self._ways[source] = self._search(self.site(source).name)
-            if self.site(dest).name not in self._ways[source]:
-                raise ConfigError(f"topology {self.name}: no links lead from {source} to {dest}; add one")
-            self._paths[source, dest] = self._price(self._ways[source][dest])
-        return self._paths[source, dest]
+        if source not in self._paths:
+            self._paths[source] = self._search(self.site(source).name)
+        path = self._paths[source].get(dest)
+        if path is None:
+            raise ConfigError(f"topology {self.name}: no links lead from {source} to {self.site(dest).name}; add one")
+        return path
 
-    def _price(self, hops: Sequence[Hop]) -> Path:
-        directions = [self.direction(hop) for hop in hops]
-        slowest = min((each.rate.mean_bytes_s for each in directions), default=float("inf"))
-        beta_s = 1 / slowest if slowest else float("inf")
-        return Path(tuple(hops), sum(each.delay_s for each in directions), beta_s)
-
-    def _search(self, source: str) -> dict[str, list[Hop]]:
+    def _search(self, source: str) -> dict[str, Path]:
         """Search breadth first for the ways to all sites that can be reached."""
-        ways: dict[str, list[Hop]] = {source: []}
-        waiting = deque(ways)
+        paths = {source: Path((), 0.0, 0.0)}
+        waiting = deque(paths)
         while waiting:
             here = waiting.popleft()
             for hop, there in self.neighbours(here):
-                if there not in ways:
-                    ways[there] = [*ways[here], hop]
+                if there not in paths:
+                    paths[there] = self._longer(paths[here], hop)
                     waiting.append(there)
-        return ways
+        return paths
+
+    def _longer(self, path: Path, hop: Hop) -> Path:
+        way = self.direction(hop)
+        mean = way.rate.mean_bytes_s
+        return Path((*path.hops, hop), path.alpha_s + way.delay_s, max(path.beta_s, 1 / mean if mean else inf))
 
     def neighbours(self, name: str) -> list[tuple[Hop, str]]:
         """List the links that leave a site, in the order of the file, and where they lead."""

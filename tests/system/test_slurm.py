@@ -14,7 +14,7 @@ from mpitrain.jobs.wishes import Wishes
 from mpitrain.jobs.writer import Origin, write_job
 from mpitrain.kernels.jit import cache_folder
 from tests.system.helpers import HANG_S, ROOT, rows, summary
-from tests.system.slurm import Cluster, missing_programs
+from tests.system.slurm import ENDED, Cluster, missing_programs
 
 TINY = """
 [model]
@@ -48,14 +48,15 @@ def cluster():
 
 
 @pytest.fixture
-def project(tmp_path):
+def project(cluster, tmp_path):
     """A folder from which jobs are submitted: the shipped scripts, tiny configurations in place of the shipped ones."""
     (tmp_path / "jobs" / "configs").mkdir(parents=True)
     (tmp_path / ".venv").symlink_to(ROOT / ".venv")
     for script in (ROOT / "jobs").glob("*.s*"):
         shutil.copy(script, tmp_path / "jobs")
     configure(tmp_path)
-    return tmp_path
+    yield tmp_path
+    cluster.clear()
 
 
 def configure(project, steps=4, every=0):
@@ -65,9 +66,9 @@ def configure(project, steps=4, every=0):
 
 
 def environment(cluster, **extra):
-    """Root may run Open MPI; kernels that are compiled already are used."""
-    root = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"}
-    return cluster.environment(**root, NUMBA_CACHE_DIR=str(cache_folder), **extra)
+    """Root may run Open MPI, the nodes share this machine's cores, kernels that are compiled already are used."""
+    allowed = dict.fromkeys(("OMPI_ALLOW_RUN_AS_ROOT", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM"), "1")
+    return cluster.environment(**allowed, OMPI_MCA_mpi_yield_when_idle="1", NUMBA_CACHE_DIR=str(cache_folder), **extra)
 
 
 def submit(cluster, project, *words, **variables):
@@ -130,6 +131,7 @@ def await_restart(cluster, job, number):
     """Return once a job waits in the queue again."""
     deadline = time.monotonic() + HANG_S
     while (found := cluster.tasks(job)[0])["Restarts"] != str(number) or found["JobState"] != "PENDING":
+        assert found["JobState"] not in ENDED, found
         assert time.monotonic() < deadline, found
         time.sleep(0.05)
 

@@ -227,6 +227,16 @@ def test_sites_with_hosts(tmp_path, config):
         written(config, topology=half)
 
 
+def test_mpich_cannot_choose_nodes_under_slurm(tmp_path, config):
+    """Tried: its launcher gives the slots of one node to another. Slurm itself can."""
+    mpich = Origin(config.parent, "/p", "/m", family=MPICH, version=(5, 0), command="")
+    net = topology(tmp_path, "", "slots = 2", "")
+    with pytest.raises(ConfigError, match="job: MPICH's launcher fills Slurm's nodes .* add --launcher srun"):
+        written(config, topology=net, origin=mpich)
+    assert "srun --mpi=pmi2 " in written(config, topology=net, origin=mpich, srun=True).text
+    assert written(config, topology=net, origin=mpich, scheduler=MPIRUN).job.ranks == 4
+
+
 def test_transport_follows_the_topology(tmp_path, config):
     """100 Mbit/s and 10 ms from s1 over s0 to s2: 250,000 bytes a round trip; what is set already wins."""
     net = topology(tmp_path, "", "", "")
@@ -359,6 +369,7 @@ def test_spaces_and_quotes_survive_slurm(tmp_path, srun, sweep, sites):
         *("-m", "mpitrain", "train", "./-c'o\"n fig.toml", "--resume", "auto"),
         *("--set", f"data.path={value}", "--set", f"train.init={value}", *point),
     ]
+    assert srun or got[got.index("FOO") - 1 : got.index("FOO") + 1] == ["-x", "FOO"]
     if sites and not srun:
         assert got[got.index("--host") + 1] == "n1:1,n2:2,n3:1"
 

@@ -36,7 +36,7 @@ class Wired:
             other.setblocking(False)
         for end in (*self.ends, self._control):
             end.settimeout(30)
-        relay = Relay(topology, [other.fileno() for other in self._others], control)
+        self.relay = relay = Relay(topology, [other.fileno() for other in self._others], control)
         self._thread = threading.Thread(target=self._run, args=(relay, control))
 
     def _run(self, relay, control):
@@ -121,6 +121,7 @@ def test_a_host_that_has_gone_stops_nobody():
         counts, busy = wired.ask(), wired.ask()
     assert (counts.relay.refused_packets, counts.relay.delivered_packets) == (1, 1)
     assert counts.relay.unroutable_packets == busy.relay.unroutable_packets == 0
+    assert len(wired.relay.watched) == 1 + 2  # for the emulator and two hosts
 
 
 def test_gauge():
