@@ -33,6 +33,7 @@ source, and so does `config.toml` in the run folder; checkpoints keep it too. Un
 nearest key; keys that the choices made do not read are warned about.
 
 **Environment.** No variable sets a key. Variables that begin with `MPITRAIN_` are warned about, except
+`MPITRAIN_EMULATION`, the mark of processes on emulated hosts, and
 `MPITRAIN_FAULT`, which breaks runs on purpose, for tests. These are read: `OMP_NUM_THREADS`, `OPENBLAS_NUM_THREADS`,
 `MKL_NUM_THREADS` and `BLIS_NUM_THREADS` (1 where none is set, at most the processors of the rank), `NUMBA_CACHE_DIR`
 (where kernels are kept), `SLURM_ARRAY_TASK_ID` (each task of an array trains in `task-ID` below the `run.folder` of the

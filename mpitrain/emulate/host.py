@@ -17,8 +17,9 @@ NETMASK = "255.255.0.0"
 
 ROOT_REMEDY = "run it as root with CAP_SYS_ADMIN and CAP_NET_ADMIN"
 USER_REMEDY = (
-    f"{ROOT_REMEDY}, or let users have namespaces: sysctl user.max_user_namespaces > 0, "
-    "kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0, as far as these exist"
+    f"{ROOT_REMEDY}, or let users have namespaces: sysctl user.max_user_namespaces and "
+    "user.max_net_namespaces > 0, kernel.unprivileged_userns_clone=1, kernel.apparmor_restrict_unprivileged_userns=0, "
+    "as far as these exist"
 )
 TUN_REMEDY = "modprobe tun (in a container: --device /dev/net/tun), and let users open it: chmod 666 /dev/net/tun"
 MOUNT_REMEDY = f"{ROOT_REMEDY}; in a container add --security-opt apparmor=unconfined --security-opt seccomp=unconfined"
