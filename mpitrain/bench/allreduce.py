@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mpitrain.bench.ranks import described, on_ranks
 from mpitrain.bench.records import show
-from mpitrain.bench.sums import FLOAT32_BYTES, PEER, Case, measure, verdicts
+from mpitrain.bench.sums import FLOAT32_BYTES, Case, measure, peer_of, verdicts
 from mpitrain.codecs.memory import SENDERS
 from mpitrain.codecs.registry import CODECS
 from mpitrain.collectives.registry import COLLECTIVES
@@ -29,7 +29,7 @@ def main(
     collectives: Sequence[str],
     cells: Sequence[str],
     *,
-    segment_kb: int | None,
+    segments: Sequence[int],
     repeats: int,
     topology: Path | None,
     path: Path | None,
@@ -37,7 +37,7 @@ def main(
     """Measure all cases; rank 0 prints the table, and whether encoding pays."""
 
     def on(axis: Axis) -> None:
-        cases = agree(axis, lambda: make_cases(sizes, collectives, cells, segment_kb))
+        cases = agree(axis, lambda: make_cases(sizes, collectives, cells, segments))
         network = agree(axis, lambda: _network(topology, axis.size))
         records = measure(axis, cases, repeats, network)
         bounds = f", bounds of {network.name}" if network else ""
@@ -50,7 +50,7 @@ def main(
 
 
 def make_cases(
-    sizes: Sequence[float], collectives: Sequence[str], cells: Sequence[str], segment_kb: int | None = None
+    sizes: Sequence[float], collectives: Sequence[str], cells: Sequence[str], segments: Sequence[int]
 ) -> list[Case]:
     """Combine all of them, each with its peers: MPI's own sum, and the same collective with raw values.
 
@@ -60,8 +60,8 @@ def make_cases(
         Vectors, in 10^6 bytes of float32.
     collectives, cells : list of str
         Cells as `parse_stream` reads them.
-    segment_kb : int, optional
-        As of the configuration, whose default it has.
+    segments : list of int
+        Sizes of segments, as `exchange.segment_kb`; empty: its default.
 
     Raises
     ------
@@ -72,14 +72,14 @@ def make_cases(
     if unknown is not None:
         raise ConfigError(f"bench: --collective: expected one of {', '.join(COLLECTIVES)}, got {unknown!r}")
     streams = list(dict.fromkeys([("raw", "none"), *map(parse_stream, cells)]))
-    segment_kb = ExchangeConfig().segment_kb if segment_kb is None else segment_kb
+    segments = segments or [ExchangeConfig().segment_kb]
     cases = []
     for megabytes in sizes:
         size = round(1e6 * megabytes / FLOAT32_BYTES)
-        cases.append(Case(PEER, "raw", "none", size, segment_kb))
+        cases.append(peer_of(size))
         cases += [
             Case(collective, codec, memory, size, segment_kb)
-            for collective, (codec, memory) in product(collectives, streams)
+            for collective, (codec, memory), segment_kb in product(collectives, streams, segments)
             if refusal(collective, codec, memory) is None
         ]
     return list(dict.fromkeys(cases))

@@ -12,8 +12,8 @@ Latency = Callable[[int, int], float]
 def bound_s(topology: Topology, collective: str, between: Sequence[Sequence[int]], owners: Sequence[int]) -> float:
     """Bound the seconds of a sum from below: nothing is computed, and no link ever waits.
 
-    On a star whose links are alike this is 2 (p - 1) / p of the vector at the rate of a link, and two latencies (ring:
-    2 (p - 1)).
+    On a star whose links are alike this is 2 (p - 1) / p of the vector at the rate of a link, and two latencies. The
+    latencies of a ring hide behind the bytes of other segments, all but two; of a small vector, all of them count.
 
     Parameters
     ----------
@@ -36,7 +36,9 @@ def bound_s(topology: Topology, collective: str, between: Sequence[Sequence[int]
     def alpha_s(source: int, dest: int) -> float:
         return topology.path(sites[source], sites[dest]).alpha_s
 
-    return busiest + (_around(ranks, alpha_s) if collective == "ring" else _there_and_back(ranks, owners, alpha_s))
+    if collective == "ring":
+        return _around(ranks, alpha_s, busiest)
+    return busiest + _there_and_back(ranks, owners, alpha_s)
 
 
 def _there_and_back(ranks: range, owners: Sequence[int], alpha_s: Latency) -> float:
@@ -45,7 +47,8 @@ def _there_and_back(ranks: range, owners: Sequence[int], alpha_s: Latency) -> fl
     return max(ways, default=0.0)
 
 
-def _around(ranks: range, alpha_s: Latency) -> float:
-    """Add up the hops of the part of a vector that has the longest way, almost twice around."""
+def _around(ranks: range, alpha_s: Latency, busiest: float) -> float:
+    """Bound by the bytes and two hops, or by all hops of the part of a vector that goes farthest: almost twice around."""
     hops = [alpha_s(rank, (rank + 1) % len(ranks)) for rank in ranks]
-    return max(2 * sum(hops) - hops[rank] - hops[rank - 1] for rank in ranks) if len(ranks) > 1 else 0.0
+    pairs = [hops[rank] + hops[rank - 1] for rank in ranks]
+    return max(busiest + max(pairs), 2 * sum(hops) - min(pairs))

@@ -1,7 +1,7 @@
 """Flat records with units in their names: a table for people, JSON for programs."""
 
 import json
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Literal
 
@@ -17,17 +17,18 @@ WIDTH = 160
 Record = dict[str, str | float | int | None]
 
 
-def show(title: str, records: Sequence[Record], path: Path | None = None) -> None:
-    """Print records as a table, and write them to ``path`` if it is given."""
+def show(title: str, records: Sequence[Record], path: Path | None = None, *, hidden: Collection[str] = ()) -> None:
+    """Print records as a table, without ``hidden`` fields, and write them to ``path`` if it is given."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1))
-    for name in records[0]:
+    shown = [name for name in records[0] if name not in hidden]
+    for name in shown:
         left = isinstance(records[0][name], str)
         longest = max(map(len, [*name.split("_"), *(_format(record[name]) for record in records)]))
         justify: Literal["left", "right"] = "left" if left else "right"
         # Nothing is cut short; the words of a header go below each other instead.
         table.add_column(name.replace("_", " "), justify=justify, vertical="bottom", no_wrap=left, min_width=longest)
     for record in records:
-        table.add_row(*(_format(value) for value in record.values()))
+        table.add_row(*(_format(record[name]) for name in shown))
     # A launcher may give its ranks a terminal that is not the user's.
     colours: Literal["auto"] | None = None if is_launched() else "auto"
     Console(width=WIDTH, highlight=False, color_system=colours).print(table)

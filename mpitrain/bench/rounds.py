@@ -17,6 +17,9 @@ from mpitrain.comm.grid import Axis
 
 MS = 1e3
 
+PEER_FIELDS = ("peer", "peer_ms", "peer_alone_ms", "peer_exposed_ms", "step_ratio", "exposed_ratio")
+"""Of a record; empty where there are no peers."""
+
 
 class Taken(NamedTuple):
     """A training step that was taken.
@@ -155,8 +158,7 @@ def _beside(
     way: Product, peer: Product | None, ours: Family, peers: Family | None, found: dict[str, Measured]
 ) -> Record:
     if peer is None or peers is None:
-        names = ("peer", "peer_ms", "peer_alone_ms", "peer_exposed_ms", "step_ratio", "exposed_ratio")
-        return dict.fromkeys(names)
+        return dict.fromkeys(PEER_FIELDS)
     mine, theirs = found[way.name], found[peer.name]
     exposed = mine.ms - found[ours.alone.name].ms
     peer_times = _times("peer_", theirs, found[peers.alone.name])

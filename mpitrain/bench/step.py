@@ -10,7 +10,7 @@ from mpitrain.bench.cells import Cell, parse_cells
 from mpitrain.bench.ours import OurFamily, check_config
 from mpitrain.bench.ranks import described, on_ranks
 from mpitrain.bench.records import show
-from mpitrain.bench.rounds import Family, Taken, Turns, compare, measure
+from mpitrain.bench.rounds import PEER_FIELDS, Family, Taken, Turns, compare, measure
 from mpitrain.comm.agreement import agree, gather
 from mpitrain.comm.grid import Axis
 from mpitrain.config.load import Resolved, read_config, resolve
@@ -38,6 +38,9 @@ batch_size = {batch_size}
 schedule = "constant"
 """
 """What is trained where no configuration is given."""
+
+HIDDEN = ["model"]
+"""Fields that the title tells instead of the table."""
 
 INSTALL = "pip install torch==2.13.0"
 
@@ -123,9 +126,9 @@ def _measure(world: Axis, request: Request, load_peers: Callable[[], MakePeers],
     model = f"{first.model.kind} {ours.alone.parts.num_parameters / 1e6:.2f} M"
     layout = f"dp={world.size} {first.exchange.collective}"
     records = compare(model, layout, ours.family, peers.family if peers else None, found)
-    title = _title(world, request, first)
+    title = f"{model}, {_title(world, request, first)}"
     if world.rank == 0:
-        show(title, records, path)
+        show(title, records, path, hidden=HIDDEN if peers else [*HIDDEN, *PEER_FIELDS])
     ours.close()
     if peers:
         peers.close()
@@ -159,7 +162,7 @@ def check_same(mine: Taken, theirs: Taken | None = None) -> None:
 
 def _title(world: Axis, request: Request, config: Config) -> str:
     """Say what was measured, and how many ranks had to share how many processors. Collective over ``world``."""
-    name = request.config.stem if request.config else "own configuration"
+    name = request.config.stem if request.config else "default configuration"
     return (
         f"{name}, {config.train.batch_size // world.size} samples a rank, {described(world)}; medians of "
         f"{count(request.rounds, 'turn')} of {count(request.steps, 'step')}; "

@@ -65,6 +65,11 @@ class Case:
         return bound_s(topology, collective, between, [r for r, (start, stop) in enumerate(chunks) if stop > start])
 
 
+def peer_of(size: int) -> Case:
+    """Return the case of MPI's own sum."""
+    return Case(PEER, "raw", "none", size, 0)
+
+
 @dataclass(frozen=True)
 class Round:
     """One sum: seconds of the slowest rank, and what encoding and decoding took of the busiest; bytes of the busiest.
@@ -153,6 +158,7 @@ def record(case: Case, ranks: int, measured: dict[Case, list[Round]], topology: 
         "collective": case.collective,
         "codec": case.codec,
         "memory": case.memory,
+        "segment_kb": case.segment_kb if case.collective != PEER else None,
         "ranks": ranks,
         "nbytes": FLOAT32_BYTES * case.size,
         "sent_bytes": rounds[0].sent_bytes if case.collective != PEER else None,
@@ -163,7 +169,7 @@ def record(case: Case, ranks: int, measured: dict[Case, list[Round]], topology: 
         "decode_ms": 1e3 * median(each.decode_s for each in rounds),
         "bound_ms": bound_ms,
         "of_bound": ms / bound_ms if bound_ms else None,
-        "mpi_ratio": _ratio(measured, Case(PEER, "raw", "none", case.size, case.segment_kb), ms),
+        "mpi_ratio": _ratio(measured, peer_of(case.size), ms),
         "raw_ratio": _ratio(measured, case.raw, ms),
     }
 
@@ -182,7 +188,7 @@ def verdicts(records: Sequence[Record]) -> list[str]:
     for row in records:
         if row["codec"] != "raw" and isinstance(ratio := row["raw_ratio"], float):
             times = f"{ratio:.2f} x faster" if ratio >= 1 else f"{1 / ratio:.2f} x slower"
-            name = f"{row['codec']}:{row['memory']} by {row['collective']}"
+            name = f"{row['codec']}:{row['memory']} by {row['collective']}, segments of {row['segment_kb']} kB"
             lines.setdefault(name, []).append(f"{times} than raw at {int(str(row['nbytes'])) / 1e6:g} MB")
     return [f"{name}: {_pays(parts)}: {', '.join(parts)}" for name, parts in lines.items()]
 

@@ -21,7 +21,7 @@ def main(
     collectives: Sequence[str],
     cells: Sequence[str],
     *,
-    segment_kb: int | None,
+    segments: Sequence[int],
     repeats: int,
     topology: Path | None,
     emulate: bool,
@@ -30,12 +30,12 @@ def main(
     """Measure on ranks: all slots of a topology where their number is left out, else four."""
     bench = importlib.import_module(MEASURING)
     if is_launched():
-        options = {"segment_kb": segment_kb, "repeats": repeats, "topology": topology, "path": path}
+        options: dict[str, object] = {"segments": segments, "repeats": repeats, "topology": topology, "path": path}
         return int(bench.main(ranks, sizes, collectives, cells, **options))
     stop = StopRequest()
     stop.listen()
     try:
-        bench.make_cases(sizes, collectives, cells, segment_kb)  # refused before anything starts
+        bench.make_cases(sizes, collectives, cells, segments)  # refused before anything starts
         network = read_network(topology, emulate=emulate)
         return start(ranks if topology else ranks or DEFAULT_RANKS, network, stop)
     except MpitrainError as error:

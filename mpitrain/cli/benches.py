@@ -46,7 +46,10 @@ def bench_allreduce(
         list[str] | None,
         typer.Option("--cell", help="CODEC or CODEC:MEMORY, beside raw; may be repeated.", metavar="CELL"),
     ] = None,
-    segment_kb: Annotated[int | None, typer.Option(min=0, help="As exchange.segment_kb, whose default it has.")] = None,
+    segments: Annotated[
+        list[int] | None,
+        typer.Option("--segment-kb", min=0, help="exchange.segment_kb; may be repeated.", metavar="KB"),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; medians are shown.")] = 7,
     topology: TopologyFile = None,
     emulate: Emulate = False,
@@ -59,7 +62,7 @@ def bench_allreduce(
         sizes or DEFAULT_SIZES,
         collectives or DEFAULT_COLLECTIVES,
         cells or DEFAULT_STREAMS,
-        segment_kb=segment_kb,
+        segments=segments or [],
         repeats=repeats,
         topology=topology,
         emulate=emulate,
@@ -143,7 +146,7 @@ def bench_pipeline(
 @bench.command("relay")
 def bench_relay(
     hosts: Annotated[int, typer.Option(min=2, max=64, help="That send to one another through a hub.")] = 4,
-    mbps: Annotated[float, typer.Option(min=1, help="Of all their links together.")] = 1100.0,
+    mbps: Annotated[float, typer.Option(min=1, help="Of all their links together.")] = 1200.0,
     seconds: Annotated[float, typer.Option(min=1, max=600, help="Of each part.")] = 5.0,
     mtu: Annotated[int, typer.Option(min=576, max=65535, help="Largest packet in bytes.")] = 9000,
     json: Json = None,

@@ -12,7 +12,7 @@ from types import FrameType
 from mpitrain.comm.signals import ONCE, STOP_SIGNALS, TWICE, StopRequest
 from mpitrain.errors import ExitCode
 
-GRACE_S = 5.0
+GRACE_S = 3.0
 """From an order to end at once to the kill: a launcher waits for hosts that it cannot reach."""
 
 LINGER_S = 30.0

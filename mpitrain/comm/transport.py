@@ -10,11 +10,12 @@ from pathlib import Path
 from mpitrain.comm.family import OPEN_MPI
 from mpitrain.comm.machine import ROOT, Finding, Level, amount, read_or_empty
 
-EAGER_FACTOR, EAGER_MIN, EAGER_MAX = 4, 2**16, 2**22
-"""An eager message is this many times the BDP: announcing it first would cost a round trip, in which so much could have
-travelled. Open MPI's own limit, 64 KiB, is the least; the most bounds what a receiver may have to keep."""
+EAGER_FACTOR, EAGER_MIN, EAGER_MAX = 8, 2**20, 2**22
+"""An eager message may be this many times the BDP, and a megabyte on the shortest link: one that is announced first
+waits for an answer, which stands in line behind all that its sender has to send. The most bounds what a receiver may
+have to keep."""
 
-BUFFER_FACTOR = 4
+BUFFER_FACTOR = 2
 """Eager messages that a socket takes at once: the kernel then sends while the rank computes."""
 
 WINDOW_FACTOR = 2
@@ -202,7 +203,7 @@ def _open_mpi(major: int, bdp_bytes: float | None, interface: str, oversubscribe
     notes: list[str] = []
     if oversubscribed:
         mca["mpi_yield_when_idle"] = "1"
-    if bdp_bytes and eager_bytes(bdp_bytes) > EAGER_MIN:
+    if bdp_bytes:
         eager = str(eager_bytes(bdp_bytes))
         for name in ("eager_limit", "rndv_eager_limit", "max_send_size"):
             mca[f"btl_tcp_{name}"] = eager
@@ -245,7 +246,7 @@ def _link_notes(bdp_bytes: float, kernel: Kernel) -> tuple[str, ...]:
 
 def _mpich(bdp_bytes: float | None, interface: str, oversubscribed: bool) -> Settings:
     variables: dict[str, str] = {}
-    if bdp_bytes and eager_bytes(bdp_bytes) > EAGER_MIN:
+    if bdp_bytes:
         variables |= dict.fromkeys(MPICH_EAGER, str(eager_bytes(bdp_bytes)))
     if oversubscribed:
         variables["MPIR_CVAR_POLLS_BEFORE_YIELD"] = "1"

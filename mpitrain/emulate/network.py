@@ -32,10 +32,13 @@ class Network:
     ----------
     topology : Topology
         Its seed decides which packets are lost.
+    header : int
+        Bytes before each packet that are not sent over links.
     """
 
-    def __init__(self, topology: Topology) -> None:
+    def __init__(self, topology: Topology, header: int = 0) -> None:
         self.topology = topology
+        self._header = header
         self.wires = {
             (number, up): Wire(
                 link.up if up else link.down, link.outages, f"{topology.seed} {link.name} {'up' if up else 'down'}"
@@ -78,5 +81,5 @@ class Network:
         return len(self._events)
 
     def _onward(self, time_s: float, hop: int, route: Route, packet: bytes) -> None:
-        for arrival_s in route.wires[hop].send(time_s, len(packet)):
+        for arrival_s in route.wires[hop].send(time_s, len(packet) - self._header):
             heapq.heappush(self._events, (arrival_s, next(self._order), hop + 1, route, packet))

@@ -9,19 +9,19 @@ import time
 from collections.abc import Sequence
 
 from mpitrain.emulate.counts import Counts, Gauge, RelayLoad, link_counts
-from mpitrain.emulate.kernel import sharpen_timers
+from mpitrain.emulate.kernel import TUN_HEADER, sharpen_timers
 from mpitrain.emulate.network import Network, Route
 from mpitrain.topology.model import Topology
 
-BATCH = 4
-"""Packets that are read from a host before others have their turn."""
+ROUNDS = 4
+"""How many packets of a host are taken at most before those that are due have their turn."""
 
 PAUSE_S = 2e-4
 """From one look at the hosts to the next one, at least: busy links cost fewer of them, packets may be as late."""
 
 PRIORITY, NICE = 1, -10
-IPV4, SOURCE, DEST = 4, slice(12, 16), slice(16, 20)
-"""Version and addresses in the header of a packet."""
+IPV4, VERSION, DEST = 4, TUN_HEADER, slice(TUN_HEADER + 16, TUN_HEADER + 20)
+"""Version and address of the receiver in the header of a packet."""
 
 ASK = b"counts\n"
 
@@ -44,29 +44,34 @@ class Relay:
         Answers ``ASK`` with a line of JSON (`counts.Counts`).
     scheduling : str
         For the counts.
+
+    Attributes
+    ----------
+    watched : list of int
+        Descriptors that may still bring something.
     """
 
     def __init__(
         self, topology: Topology, tuns: Sequence[int], control: socket.socket, scheduling: str = "no priority"
     ) -> None:
-        self._network = Network(topology)
+        self._network = Network(topology, TUN_HEADER)
         self._tuns = list(tuns)
+        self._sources = {descriptor: number for number, descriptor in enumerate(self._tuns)}
         self._control = control
         self._numbers = {socket.inet_aton(text): number for number, text in enumerate(addresses(topology))}
         self._routes: dict[tuple[int, bytes], Route | None] = {}
         self._gauge = Gauge()
         self._bytes = self._packets = self._unroutable = self._refused = 0
-        self._space = memoryview(bytearray(topology.mtu))
+        self._space = memoryview(bytearray(TUN_HEADER + topology.mtu))
         self._spaces = (self._space,)
         self._scheduling = scheduling
         self._begin_s = self._begin_cpu_s = 0.0
-        self._watched: list[int] = []
+        self.watched: list[int] = []
 
     def run(self) -> None:
         """Carry."""
         self._begin_s, self._begin_cpu_s = time.perf_counter(), time.process_time()
-        sources = {descriptor: number for number, descriptor in enumerate(self._tuns)}
-        self._watched = [self._control.fileno(), *sources]
+        self.watched = [self._control.fileno(), *self._sources]
         window_s = 1.0
         while True:
             now_s = time.perf_counter() - self._begin_s
@@ -75,42 +80,49 @@ class Relay:
                 self._gauge.second(now_s, time.process_time() - self._begin_cpu_s)
                 window_s = now_s + 1.0
             pause_s = min(self._network.next_s, window_s) - (time.perf_counter() - self._begin_s)
-            ready, _, _ = select.select(self._watched, (), (), max(0.0, pause_s))
+            ready, _, _ = select.select(self.watched, (), (), max(0.0, pause_s))
             rest_s = self._begin_s + now_s + PAUSE_S - time.perf_counter()
             if rest_s > 0:
                 time.sleep(rest_s)
-            for descriptor in ready:
-                if descriptor in sources:
-                    self._collect(descriptor, sources[descriptor])
-                elif not self._answer():
+            for _ in range(ROUNDS):
+                if not self._collect(ready):
                     return
+                ready, _, _ = select.select(self.watched, (), (), 0.0)
+                if not ready:
+                    break
 
-    def _collect(self, descriptor: int, source: int) -> None:
-        """Read what a host has sent, and send it on its way."""
-        routes, network, begin_s, space, spaces = self._routes, self._network, self._begin_s, self._space, self._spaces
-        for _ in range(BATCH):
+    def _collect(self, ready: Sequence[int]) -> bool:
+        """Take one packet of each host that has some, and send it on its way; False once the emulator has gone."""
+        network, space, spaces = self._network, self._space, self._spaces
+        now_s = time.perf_counter() - self._begin_s
+        if network.next_s <= now_s:
+            self._deliver(now_s)
+        for descriptor in ready:
+            source = self._sources.get(descriptor)
+            if source is None:
+                if not self._answer():
+                    return False
+                continue
             try:
                 # Into memory at hand, and copied: half of the time of os.read, which takes new memory for the most.
                 packet = bytes(space[: os.readv(descriptor, spaces)])
             except BlockingIOError:
-                return
+                continue
             except OSError:
                 packet = b""
             if not packet:  # someone inside has taken the device away
-                self._watched.remove(descriptor)
-                return
+                self.watched.remove(descriptor)
+                continue
             key = (source, packet[DEST])
             try:
-                route = routes[key]
+                route = self._routes[key]
             except KeyError:
-                route = routes[key] = self._find_route(*key)
-            if route is None or packet[0] >> 4 != IPV4:
+                route = self._routes[key] = self._find_route(*key)
+            if route is None or packet[VERSION] >> 4 != IPV4:
                 self._unroutable += 1
-                continue
-            now_s = time.perf_counter() - begin_s
-            if network.next_s <= now_s:
-                self._deliver(now_s)
-            network.enter(now_s, route, packet)
+            else:
+                network.enter(now_s, route, packet)
+        return True
 
     def _find_route(self, source: int, address: bytes) -> Route | None:
         dest = self._numbers.get(address)
@@ -125,7 +137,7 @@ class Relay:
                 self._refused += 1
                 continue
             self._packets += 1
-            self._bytes += len(packet)
+            self._bytes += len(packet) - TUN_HEADER
             self._gauge.note(time.perf_counter() - self._begin_s - due_s)
 
     def _answer(self) -> bool:

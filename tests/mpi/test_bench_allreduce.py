@@ -9,7 +9,7 @@ from mpitrain.comm.agreement import gather
 
 def test_every_case_has_its_record_on_every_rank(axis):
     collectives = ["direct", "ring", "native", *(["server"] if axis.size > 1 else [])]
-    cases = make_cases([0.0, 0.012], collectives, ["int8", "fp16:delta"], 4)
+    cases = make_cases([0.0, 0.012], collectives, ["int8", "fp16:delta"], [4])
     records = measure(axis, cases, rounds=2, timeout_s=30)
     assert gather(axis, records) == [records] * axis.size
     for case, row in zip(cases, records, strict=True):

@@ -158,6 +158,17 @@ def test_a_signal_goes_on(pair):
     assert (emulator.returncode, out.splitlines()[0]) == (75, "told")
 
 
+def test_ctrl_c_twice_ends_what_does_not_listen(pair):
+    with start(pair, "sh", "-c", f"trap '' USR1 TERM; echo up; sleep {MARKED_S}; sleep {MARKED_S}") as emulator:
+        assert emulator.stdout.readline() == "up\n"
+        emulator.send_signal(signal.SIGINT)
+        assert emulator.stderr.readline() == "\n"
+        assert "Ctrl-C again ends at once" in emulator.stderr.readline()
+        emulator.send_signal(signal.SIGINT)
+        assert emulator.wait(HANG_S) == ExitCode.INTERRUPTED
+    assert gone(MARKED_S)
+
+
 def test_a_dead_relay_ends_the_command(pair):
     with start(pair, "sh", "-c", f"echo up; sleep {MARKED_S}") as emulator:
         assert emulator.stdout.readline() == "up\n"

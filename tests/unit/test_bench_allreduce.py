@@ -1,16 +1,19 @@
 """What `mpitrain bench allreduce` measures and makes of it; bounds by hand."""
 
+from itertools import product
 from pathlib import Path
 
 import pytest
 
 from mpitrain.bench.allreduce import make_cases, parse_stream
 from mpitrain.bench.bound import bound_s
-from mpitrain.bench.sums import PEER, Case, Round, record, verdicts
+from mpitrain.bench.sums import PEER, Case, Round, peer_of, record, verdicts
 from mpitrain.cli import allreduce
 from mpitrain.cli.main import run
 from mpitrain.codecs.registry import make_codec
 from mpitrain.collectives.predicted import sent_between, sent_for_sum
+from mpitrain.comm import runtime
+from mpitrain.config.schema import ExchangeConfig
 from mpitrain.errors import ConfigError
 from mpitrain.topology.model import Constant, Direction, Link, Site, Topology
 
@@ -45,11 +48,13 @@ def test_bytes_between_ranks_add_up(collective, ranks):
 
 
 def test_bound_of_a_star():
-    """2 (p - 1) / p of the vector at the rate of a link, and two latencies of two links each; of a ring six."""
+    """2 (p - 1) / p of the vector at the rate of a link, and two latencies of two links each."""
     chunk = 1200 + 16
     assert RAW.bound_s(STAR, 4) == pytest.approx(2 * 3 * chunk / 1000 + 2 * 0.2)
-    assert Case(PEER, "raw", "none", 1200, 256).bound_s(STAR, 4) == RAW.bound_s(STAR, 4)
-    assert Case("ring", "raw", "none", 1200, 256).bound_s(STAR, 4) == pytest.approx(2 * 3 * chunk / 1000 + 6 * 0.2)
+    assert peer_of(1200).bound_s(STAR, 4) == RAW.bound_s(STAR, 4)
+    assert Case("ring", "raw", "none", 1200, 256).bound_s(STAR, 4) == RAW.bound_s(STAR, 4)
+    # The messages of a ring can only follow each other; of a small vector, that is all.
+    assert Case("ring", "raw", "none", 4, 256).bound_s(STAR, 4) == pytest.approx(6 * 0.2)
     # The core is a rank of its own: nearer, but it adds to nobody's load.
     chunk = 960 + 16
     assert RAW.bound_s(STAR, 5) == pytest.approx(2 * 4 * chunk / 1000 + 2 * 0.2)
@@ -63,21 +68,24 @@ def test_bound_of_shared_and_uneven_links():
     back = [list(column) for column in zip(*between, strict=True)]
     assert bound_s(pair, "direct", back, [0, 1, 2, 3]) == pytest.approx(0.2 + 0.2)
     assert bound_s(pair, "direct", between, [0]) == pytest.approx(0.1 + 0.2)
-    # Around the ring a, a, b, b: the longest way leaves out the two hops within sites.
-    assert bound_s(pair, "ring", between, [0, 1, 2, 3]) == pytest.approx(0.1 + 4 * 0.1 - 0.1)
+    # Around the ring a, a, b, b: the longest way is twice around without one of the hops between sites.
+    assert bound_s(pair, "ring", between, [0, 1, 2, 3]) == pytest.approx(4 * 0.1 - 0.1)
     assert bound_s(topology(("ab", 1, 1), slots=1), "ring", [[0]], [0]) == 0
 
 
 def test_all_combinations_and_their_peers():
-    cases = make_cases([0.004, 1], ["direct", "native"], ["int8", "raw", "int4:delta", "int8"], 64)
+    cases = make_cases([0.004, 1], ["direct", "native"], ["int8", "raw", "int4:delta", "int8"], [64])
     assert cases[:5] == [
-        Case(PEER, "raw", "none", 1000, 64),
+        peer_of(1000),
         Case("direct", "raw", "none", 1000, 64),
         Case("direct", "int8", "residual", 1000, 64),
         Case("direct", "int4", "delta", 1000, 64),
         Case("native", "raw", "none", 1000, 64),
     ]
     assert [case.size for case in cases[5:]] == [250_000] * 5
+    both = make_cases([1], ["ring"], ["int8"], [64, 0])
+    assert [(case.codec, case.segment_kb) for case in both] == [("raw", 0), *product(["raw", "int8"], [64, 0])]
+    assert make_cases([1], ["ring"], ["int8"], [])[1].segment_kb == ExchangeConfig().segment_kb
 
 
 @pytest.mark.parametrize("text", ["int9", "int8:some", "raw:delta", "int8/none", ""])
@@ -88,12 +96,12 @@ def test_unknown_streams(text):
 
 def test_unknown_collectives():
     with pytest.raises(ConfigError, match="--collective: expected one of native, ring, direct, server, got 'star'"):
-        make_cases([1], ["star"], ["int8"], 0)
+        make_cases([1], ["star"], ["int8"], [])
 
 
 def test_records_by_hand():
     coded = Case("direct", "int8", "none", 1200, 256)
-    peer = Case(PEER, "raw", "none", 1200, 256)
+    peer = peer_of(1200)
     measured = {
         peer: [Round(24.0, 0, 0, 0)] * 3,
         RAW: [Round(seconds, 0.1, 0.2, 7296) for seconds in (10.0, 30.0, 12.0)],
@@ -105,6 +113,7 @@ def test_records_by_hand():
         "collective": "direct",
         "codec": "raw",
         "memory": "none",
+        "segment_kb": 256,
         "ranks": 4,
         "nbytes": 4800,
         "sent_bytes": 7296,
@@ -132,7 +141,8 @@ def test_what_pays_is_told():
     """C13: per codec and collective, over all sizes."""
 
     def row(codec, collective, nbytes, ratio):
-        return {"codec": codec, "memory": "none", "collective": collective, "nbytes": nbytes, "raw_ratio": ratio}
+        about = {"codec": codec, "memory": "none", "collective": collective, "segment_kb": 64}
+        return about | {"nbytes": nbytes, "raw_ratio": ratio}
 
     records = [
         row("raw", "direct", 4000, 1.0),
@@ -142,16 +152,17 @@ def test_what_pays_is_told():
         row("int4", "direct", 4_000_000, 4.0),
     ]
     assert verdicts(records) == [
-        "int8:none by direct: pays for some sizes: 2.00 x slower than raw at 0.004 MB, 3.46 x faster than raw at 4 MB",
-        "int8:none by ring: does not pay: 1.25 x slower than raw at 0.004 MB",
-        "int4:none by direct: pays: 4.00 x faster than raw at 4 MB",
+        "int8:none by direct, segments of 64 kB: pays for some sizes: 2.00 x slower than raw at 0.004 MB, 3.46 x faster than raw at 4 MB",
+        "int8:none by ring, segments of 64 kB: does not pay: 1.25 x slower than raw at 0.004 MB",
+        "int4:none by direct, segments of 64 kB: pays: 4.00 x faster than raw at 4 MB",
     ]
 
 
 @pytest.fixture
 def command(monkeypatch):
-    """Return a function that runs the command and returns its exit code; signals stay pytest's."""
+    """Return a function that runs the command and returns its exit code; signals and MPI stay pytest's."""
     monkeypatch.setattr(allreduce.StopRequest, "listen", lambda request: None)
+    monkeypatch.setattr(runtime, "finish", lambda: None)
 
     def call(*options):
         monkeypatch.setattr("sys.argv", ["mpitrain", "bench", "allreduce", *map(str, options)])

@@ -196,7 +196,7 @@ def test_what_the_user_has_set_is_not_on_the_command_line(machine):
     assert "pml" not in command
     assert "btl_tcp_eager_limit" not in command
     assert settings.kept == ("OMPI_MCA_pml=ucx", "OMPI_MCA_btl_tcp_eager_limit=7")
-    assert has(command, "--mca", "btl_tcp_rndv_eager_limit", "1048576")
+    assert has(command, "--mca", "btl_tcp_rndv_eager_limit", "2097152")
     assert launch.remarks(settings)[0] == "# kept: OMPI_MCA_pml=ucx"
 
 

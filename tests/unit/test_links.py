@@ -170,6 +170,14 @@ def test_ways_share_their_links():
     assert (network.under_way, network.next_s) == (0, FOREVER)
 
 
+def test_packets_of_one_moment_keep_their_order():
+    fast = replace(PLAIN, rate=Constant(1e30))
+    network = Network(replace(STAR, links=tuple(replace(link, up=fast, down=fast) for link in STAR.links)))
+    for letter in (b"A", b"B", b"C", b"D"):
+        network.enter(1.0, network.route(0, 2), letter)
+    assert [packet for _, _, packet in network.due(2.0)] == [b"A", b"B", b"C", b"D"]
+
+
 def test_late_looks_change_no_time():
     """Whoever asks late is told when each packet was due, and the second hop counts from the first one's end."""
     busy, lazy = Network(STAR), Network(STAR)

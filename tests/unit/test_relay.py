@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from mpitrain.emulate.counts import BINS, Counts, Gauge, RelayLoad, link_counts
+from mpitrain.emulate.kernel import TUN_HEADER
 from mpitrain.emulate.network import Network
 from mpitrain.emulate.relay import ASK, Relay, addresses
 from mpitrain.topology.model import Constant, Direction, Link, Site, Topology
@@ -20,8 +21,15 @@ STAR = Topology(
 
 
 def packet(source, dest, payload=b"", version=4):
-    """Lay out what the relay reads of an IPv4 packet: version and addresses."""
-    return bytes([version << 4]) + bytes(11) + socket.inet_aton(source) + socket.inet_aton(dest) + payload
+    """Lay out what the relay reads of an IPv4 packet: version and addresses, behind the header of TUN devices."""
+    return (
+        bytes(TUN_HEADER)
+        + bytes([version << 4])
+        + bytes(11)
+        + socket.inet_aton(source)
+        + socket.inet_aton(dest)
+        + payload
+    )
 
 
 class Wired:
@@ -36,7 +44,7 @@ class Wired:
             other.setblocking(False)
         for end in (*self.ends, self._control):
             end.settimeout(30)
-        relay = Relay(topology, [other.fileno() for other in self._others], control)
+        self.relay = relay = Relay(topology, [other.fileno() for other in self._others], control)
         self._thread = threading.Thread(target=self._run, args=(relay, control))
 
     def _run(self, relay, control):
@@ -79,7 +87,7 @@ def test_packets_arrive_whole_in_order_and_are_counted():
         wired.ends[1].send(packet(b, a))
         assert wired.ends[0].recv(2000) == packet(b, a)
         counts = wired.ask()
-    nbytes = sum(map(len, sent))
+    nbytes = sum(len(each) - TUN_HEADER for each in sent)
     carried = [
         (each.source, each.dest, each.packets, each.arrived_packets, each.arrived_bytes) for each in counts.links
     ]
@@ -99,7 +107,7 @@ def test_what_has_no_way_is_dropped_and_counted():
         packet(a, b, version=6),
         packet(a, "10.77.0.200"),
         packet(a, a),
-        b"\x45",
+        bytes(TUN_HEADER + 1),
     ]
     with Wired(STAR) as wired:
         for each in strange:
@@ -121,6 +129,7 @@ def test_a_host_that_has_gone_stops_nobody():
         counts, busy = wired.ask(), wired.ask()
     assert (counts.relay.refused_packets, counts.relay.delivered_packets) == (1, 1)
     assert counts.relay.unroutable_packets == busy.relay.unroutable_packets == 0
+    assert len(wired.relay.watched) == 1 + 2  # for the emulator and two hosts
 
 
 def test_gauge():

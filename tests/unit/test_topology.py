@@ -78,6 +78,9 @@ def test_unknown_and_unreachable_sites():
             topology.path(*pair)
     with pytest.raises(ConfigError, match=r"^topology net: no links lead from a to c; add some$"):
         check_connected(topology)
+    eight = network([f"s{number}" for number in range(10)], "s0-s1")
+    with pytest.raises(ConfigError, match=r"from s0 to s2, s3, s4, s5, s6, s7, s8, s9; add some$"):
+        check_connected(eight)
     many = network([f"s{number}" for number in range(20)], "s0-s1")
     with pytest.raises(ConfigError, match=r"from s0 to s2, s3, s4, s5, s6, s7, s8, s9 and 10 more; add some$"):
         check_connected(many)

@@ -4,8 +4,12 @@ import typing
 from pathlib import Path
 
 import pytest
+import typer
 
+from mpitrain.cli.main import Page
+from mpitrain.cli.main import reference as command
 from mpitrain.config.reference import meanings
+from mpitrain.config.reference import reference as config_reference
 from mpitrain.topology.profiles import PROFILES
 from mpitrain.topology.reference import reference
 from mpitrain.topology.schema import LinkKeys, LinkTable, SiteTable, TopologyTable
@@ -24,6 +28,14 @@ def rows(title):
 def test_the_page_in_the_repository_is_what_the_command_prints():
     told = "run: mpitrain reference topology > jobs/topologies/reference.md"
     assert PAGE.read_text(encoding="utf-8") == reference(), told
+
+
+@pytest.mark.parametrize(("page", "text"), [(Page.CONFIG, config_reference()), (Page.TOPOLOGY, reference())])
+def test_the_command_prints_either_page(page, text, capsys):
+    with pytest.raises(typer.Exit) as caught:
+        command(page)
+    assert caught.value.exit_code == 0
+    assert capsys.readouterr().out == text
 
 
 @pytest.mark.parametrize("title", TABLES)

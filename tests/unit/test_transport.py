@@ -44,11 +44,11 @@ def test_libraries_are_told_apart(text, expected):
 @pytest.mark.parametrize(
     ("bdp", "eager", "buffer"),
     [
-        (1, 2**16, 2**18),
-        (2**14, 2**16, 2**18),
-        (2**14 + 1, 2**17, 2**19),
-        (STAR, MIB, 4 * MIB),
-        (MIB, 4 * MIB, 16 * MIB),
+        (1, MIB, 2 * MIB),
+        (2**17, MIB, 2 * MIB),
+        (2**17 + 1, 2 * MIB, 4 * MIB),
+        (STAR, 2 * MIB, 4 * MIB),
+        (MIB, 4 * MIB, 8 * MIB),
         (12_500_000, 4 * MIB, 32 * MIB),
     ],
 )
@@ -64,9 +64,9 @@ def test_open_mpi_5():
         "pml": "ob1",
         "btl": "self,sm,tcp",
         "mpi_yield_when_idle": "1",
-        "btl_tcp_eager_limit": "1048576",
-        "btl_tcp_rndv_eager_limit": "1048576",
-        "btl_tcp_max_send_size": "1048576",
+        "btl_tcp_eager_limit": "2097152",
+        "btl_tcp_rndv_eager_limit": "2097152",
+        "btl_tcp_max_send_size": "2097152",
         "btl_tcp_sndbuf": "4194304",
         "btl_tcp_rcvbuf": "4194304",
         "btl_tcp_if_include": "eth0",
@@ -92,8 +92,8 @@ def test_open_mpi_4_has_other_names():
 def test_mpich():
     settings = transport("MPICH", (4, 2), STAR, "eth0", True, kernel=ORDINARY)
     assert settings.environment == {
-        "MPIR_CVAR_CH3_EAGER_MAX_MSG_SIZE": "1048576",
-        "FI_OFI_RXM_SAR_LIMIT": "1048576",
+        "MPIR_CVAR_CH3_EAGER_MAX_MSG_SIZE": "2097152",
+        "FI_OFI_RXM_SAR_LIMIT": "2097152",
         "MPIR_CVAR_POLLS_BEFORE_YIELD": "1",
         "HYDRA_IFACE": "eth0",
         "FI_TCP_IFACE": "eth0",
@@ -105,8 +105,8 @@ def test_mpich():
     assert settings.mca == settings.runtime == {}
 
 
-@pytest.mark.parametrize("bdp", [None, 0, 2**14])
-def test_short_or_unknown_links_keep_the_sizes_of_the_library(bdp):
+@pytest.mark.parametrize("bdp", [None, 0])
+def test_unknown_links_keep_the_sizes_of_the_library(bdp):
     assert transport("Open MPI", (5, 0), bdp, kernel=ROOMY) == Settings(5, {"pml": "ob1", "btl": "self,sm,tcp"})
     assert transport("MPICH", (4, 2), bdp, kernel=ROOMY).environment == {}
 
