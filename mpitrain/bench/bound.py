@@ -48,7 +48,7 @@ def _there_and_back(ranks: range, owners: Sequence[int], alpha_s: Latency) -> fl
 
 
 def _around(ranks: range, alpha_s: Latency, busiest: float) -> float:
-    """Bound by the bytes and two hops, or by all hops of the part of a vector that goes farthest: almost twice around."""
+    """Bound by the bytes and two hops, or by all hops of the part that goes farthest: almost twice around."""
     hops = [alpha_s(rank, (rank + 1) % len(ranks)) for rank in ranks]
     pairs = [hops[rank] + hops[rank - 1] for rank in ranks]
     return max(busiest + max(pairs), 2 * sum(hops) - min(pairs))

@@ -152,7 +152,8 @@ def test_what_pays_is_told():
         row("int4", "direct", 4_000_000, 4.0),
     ]
     assert verdicts(records) == [
-        "int8:none by direct, segments of 64 kB: pays for some sizes: 2.00 x slower than raw at 0.004 MB, 3.46 x faster than raw at 4 MB",
+        "int8:none by direct, segments of 64 kB: pays for some sizes: 2.00 x slower than raw at 0.004 MB, 3.46 x "
+        "faster than raw at 4 MB",
         "int8:none by ring, segments of 64 kB: does not pay: 1.25 x slower than raw at 0.004 MB",
         "int4:none by direct, segments of 64 kB: pays: 4.00 x faster than raw at 4 MB",
     ]

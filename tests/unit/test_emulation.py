@@ -15,6 +15,7 @@ from mpitrain.emulate.command import describe
 from mpitrain.emulate.emulation import Emulation
 from mpitrain.emulate.host import needing
 from mpitrain.errors import ConfigError, LaunchError
+from mpitrain.kernels.storage import choose_folder
 from mpitrain.topology.model import Constant, Direction, Link, Site, Topology
 
 WAY = Direction(Constant(12.5e6), delay_s=0.01, queue_bytes=10**6)
@@ -60,6 +61,7 @@ def test_environment_is_for_hosts_and_links(monkeypatch):
     assert int(found["OMPI_MCA_btl_tcp_eager_limit"]) > 500_000  # bytes under way: 12.5 MB/s times 40 ms there and back
     kept = settings.inherited({"SLURM_JOB_ID": "1", "PBS_NODEFILE": "x", "A": "b"})
     assert kept.pop("HOME")
+    assert kept.pop("NUMBA_CACHE_DIR") == str(choose_folder())
     assert kept == {"A": "b"}
     assert unread_variables({EMULATION: "1:2"}) == []
 
