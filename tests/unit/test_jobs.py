@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from mpitrain.cli.main import app
 from mpitrain.comm.family import MPICH
+from mpitrain.comm.transport import eager_bytes
 from mpitrain.config.load import load_config
 from mpitrain.errors import ConfigError
 from mpitrain.jobs import command, shell
@@ -242,7 +243,7 @@ def test_transport_follows_the_topology(tmp_path, config):
     net = topology(tmp_path, "", "", "")
     text = written(config, topology=net, interface="eth7").text
     assert "250,000 bytes" in text
-    for name, value in {"btl_tcp_eager_limit": 2**20, "btl_tcp_sndbuf": 2**22, "btl_tcp_if_include": "eth7"}.items():
+    for name, value in {"btl_tcp_eager_limit": eager_bytes(250_000), "btl_tcp_if_include": "eth7"}.items():
         assert f'export OMPI_MCA_{name}="${{OMPI_MCA_{name}:-{value}}}"' in text
     assert 'export PRTE_MCA_prte_if_include="${PRTE_MCA_prte_if_include:-eth7}"' in text
     assert "eager_limit" not in written(config, ranks=3).text
