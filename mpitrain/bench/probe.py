@@ -77,7 +77,8 @@ def find_stations(addresses: Sequence[str]) -> list[Station]:
 def _site_name(host: str, taken: set[str]) -> str:
     """Make the name of a site from that of a host: letters, digits and hyphens; none twice."""
     short = host if re.fullmatch(r"[\d.]+", host) else host.partition(".")[0]
-    base = re.sub(r"[^A-Za-z0-9]+", "-", short).strip("-")[:MAX_NAME] or "host"
+    base = re.sub(r"[^A-Za-z0-9]+", "-", short).strip("-")[:MAX_NAME].rstrip("-") or "host"
+    base = f"host-{base}" if re.fullmatch(r"\d+|0[xX].*", base) else base  # a bare number would be an address
     numbered = (base if number == 1 else f"{base}-{number}" for number in range(1, len(taken) + 2))
     return next(name for name in numbered if name not in taken)
 

@@ -141,3 +141,13 @@ def test_the_later_half_of_the_pieces(size):
     assert sum(piece.size for piece in pieces) == size
     assert sum(piece.size for piece in pieces[len(pieces) // 2 :]) == later_bytes(size)
     assert max(piece.size for piece in pieces) <= PIECE_BYTES
+
+
+@pytest.mark.parametrize("host", ["1234", "0xBEEF", "x" * 39 + "-y.lan"])
+def test_every_site_name_can_be_read_back(tmp_path, host):
+    (tmp_path / "t.toml").write_text(
+        f'[[site]]\nname = "{find_stations([host, "other"])[0].name}"\nhost = "{host}"\n'
+        f'[[site]]\nname = "other"\n[[link]]\nbetween = ["{find_stations([host, "other"])[0].name}", "other"]\n'
+        "rate_mbps = 1\ndelay_ms = 1\n"
+    )
+    assert load_topology(tmp_path / "t.toml").sites[0].host == host
