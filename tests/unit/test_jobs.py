@@ -19,11 +19,12 @@ from mpitrain.errors import ConfigError
 from mpitrain.jobs import command, shell
 from mpitrain.jobs.sweep import MAX_TASKS, points
 from mpitrain.jobs.wall import Pace, check_wall, find_pace, format_time, parse_time, warning_s
-from mpitrain.jobs.wishes import MPIRUN, Wishes
+from mpitrain.jobs.wishes import Scheduler, Wishes
 from mpitrain.jobs.writer import Origin, write_job
 
 ROOT = Path(__file__).resolve().parents[2]
 NASTY = 'it\'s "a" $HOME `x` \\ & ü;\n* (1)'
+MPIRUN = Scheduler.MPIRUN
 MINIMAL = "[model]\nkind = 'mlp'\n"
 
 
@@ -228,6 +229,20 @@ def test_sites_with_hosts(tmp_path, config):
         written(config, topology=half)
 
 
+def test_emulated_sites_need_no_address(tmp_path, config):
+    """`launch --emulate` takes such a topology, too, and makes up all sites under their names."""
+    half = topology(tmp_path, 'host = "n7"', "")
+    job = written(config, topology=half, emulate=True, scheduler=MPIRUN)
+    assert [line.split() for line in job.job.table()[1:]] == [["s0", "1", "0"], ["s1", "1", "1"]]
+    assert "n7" not in job.text
+
+
+@pytest.mark.parametrize("network", ["10.0.0.0/8", "fd00::/64"])
+def test_a_network_instead_of_an_interface(config, network):
+    text = written(config, ranks=2, interface=network, scheduler=MPIRUN).text
+    assert f" --interface {network}" in text
+
+
 def test_mpich_cannot_choose_nodes_under_slurm(tmp_path, config):
     """Tried: its launcher gives the slots of one node to another. Slurm itself can."""
     mpich = Origin(config.parent, "/p", "/m", family=MPICH, version=(5, 0), command="")
@@ -268,7 +283,9 @@ def test_transport_follows_the_topology(tmp_path, config):
         ([], {"ranks": 1, "scheduler": MPIRUN, "sweep": ("train.seed=1",)}, "job: --sweep makes an array of Slurm"),
         ([], {"ranks": 1, "scheduler": MPIRUN, "srun": True}, "job: --launcher srun is of Slurm"),
         ([], {"topology": True, "per_node": 2}, "job: --per-node and the slots of --topology"),
-        ([], {"ranks": 2, "interface": "eth0; rm"}, "job: --interface: expected a name"),
+        ([], {"ranks": 2, "interface": "eth0; rm"}, "job: --interface: expected a name such as eth0, got "),
+        ([], {"ranks": 2, "interface": "10.0.0.0/8"}, "job: --interface: expected a name such as eth0, got "),
+        ([], {"ranks": 2, "interface": "x/8", "scheduler": MPIRUN}, "expected a name such as eth0 or a network such"),
         ([], {"ranks": 2, "variables": ("A B=1",)}, "job: --env: expected NAME=VALUE"),
         ([], {"ranks": 2, "variables": ("A",)}, "job: --env: expected NAME=VALUE"),
         ([], {"ranks": 2, "time": "1"}, "job: --time 00:01:00 leaves no time to train"),
