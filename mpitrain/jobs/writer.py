@@ -24,6 +24,10 @@ from mpitrain.topology.describe import bdp_bytes
 from mpitrain.topology.load import load_topology
 from mpitrain.topology.model import Topology
 
+NODES = Kernel(explicit={"w": 0, "r": 0})
+"""The nodes' kernels as far as they are known here: none is trusted to grant a socket's buffer. One that is asked for
+more than it grants, as most would be, gives less than it would have grown to by itself."""
+
 DEFAULT_TIME = "02:00:00"
 """Wall time of a Slurm job where none is given."""
 
@@ -124,7 +128,7 @@ def write_job(config: Path, overrides: list[str], wishes: Wishes, origin: Origin
         script=origin.relative(wishes.out) if wishes.out else "SCRIPT",
         command=origin.command,
         transport=_transport(bdp, wishes.interface, origin),
-        reason=f"for {bdp:,} bytes on the way (rate times round trip of the topology)" if bdp else "",
+        reason=_reason(bdp) if bdp else "",
     )
     if wishes.scheduler == Scheduler.SLURM and job.chooses_nodes and not (job.open_mpi or job.srun):
         raise ConfigError(
@@ -199,8 +203,15 @@ def _variables(items: tuple[str, ...]) -> dict[str, str]:
 
 
 def _transport(bdp: int | None, interface: str, origin: Origin) -> dict[str, str]:
-    """Derive the settings of MPI from the links; the limits of the nodes' kernels are not known here."""
-    return transport(origin.family, origin.version, bdp, interface, kernel=Kernel()).environment
+    """Derive the settings of MPI from the links."""
+    return transport(origin.family, origin.version, bdp, interface, kernel=NODES).environment
+
+
+def _reason(bdp: int) -> str:
+    return (
+        f"for {bdp:,} bytes on the way (rate times round trip of the topology); sockets' buffers are left to the "
+        "nodes' kernels, which let them grow"
+    )
 
 
 def _name(path: Path) -> str:

@@ -262,6 +262,8 @@ def test_transport_follows_the_topology(tmp_path, config):
         assert f'export OMPI_MCA_{name}="${{OMPI_MCA_{name}:-{value}}}"' in text
     assert 'export PRTE_MCA_prte_if_include="${PRTE_MCA_prte_if_include:-eth7}"' in text
     assert "eager_limit" not in written(config, ranks=3).text
+    assert "sndbuf" not in text, "a kernel that grants less would also stop growing them by itself"
+    assert "rcvbuf" not in text
     folder = config.parent
     mpich = Origin(folder, "/p", "/m", family=MPICH, version=(4, 3), command="")
     text = written(config, topology=net, interface="eth7", origin=mpich).text
