@@ -10,7 +10,7 @@ import msgspec
 from mpitrain.config.plain import Tree, parse_toml, printable, refuse_odd_values, shown
 from mpitrain.errors import ConfigError
 from mpitrain.topology.files import read_text
-from mpitrain.topology.graph import check_connected
+from mpitrain.topology.graph import check_connected, require_tree
 from mpitrain.topology.links import default_mtu, read_link, with_smallest_queues
 from mpitrain.topology.model import Site, Topology
 from mpitrain.topology.schema import MAX_LINKS, MAX_SITES, LinkTable, SiteTable, TopologyTable
@@ -18,7 +18,14 @@ from mpitrain.topology.unknown import refuse_unknown, told
 
 MAX_CHARACTERS = 16_000_000
 
-KINDS = {"float": "a number", "int": "a whole number", "str": "text", "array": "a list", "object": "a table"}
+KINDS = {
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "str": "text",
+    "array": "a list",
+    "object": "a table",
+}
 """Types as messages call them."""
 
 HOST_NAME = re.compile(r"(?!\d+$|0[xX]|localhost$)[A-Za-z0-9]([A-Za-z0-9-]{0,46}[A-Za-z0-9])?")
@@ -40,7 +47,7 @@ def load_topology(path: Path | str) -> Topology:
     ------
     ConfigError
         Unreadable file or trace, unknown key, wrong type or range, names that are used twice or that nothing has,
-        a site that no links lead to.
+        a site that no links lead to, a loop where ``tree`` is set.
     """
     path = Path(path)
     origin = f"topology {printable(str(path))}"
@@ -56,7 +63,7 @@ def load_topology(path: Path | str) -> Topology:
     mtu = table.mtu or default_mtu(links)
     links = [with_smallest_queues(link, mtu) for link in links]
     topology = Topology(sites, tuple(links), printable(table.name or path.stem), table.seed, mtu, str(path))
-    check_connected(topology)
+    (require_tree if table.tree else check_connected)(topology)
     return topology
 
 
