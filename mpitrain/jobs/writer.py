@@ -21,6 +21,7 @@ from mpitrain.jobs.wishes import Scheduler, Wishes
 from mpitrain.jobs.workstation import workstation_script
 from mpitrain.partition import GridShape
 from mpitrain.topology.describe import bdp_bytes
+from mpitrain.topology.graph import ring_note
 from mpitrain.topology.load import load_topology
 from mpitrain.topology.model import Topology
 
@@ -135,9 +136,8 @@ def write_job(config: Path, overrides: list[str], wishes: Wishes, origin: Origin
             f"job: {origin.family}'s launcher fills Slurm's nodes in their own order, but the topology has hosts or "
             "different slots; add --launcher srun, or give all sites the same slots and no host"
         )
-    return Written(
-        slurm_script(job) if wishes.scheduler == Scheduler.SLURM else workstation_script(job), job, tuple(notes)
-    )
+    text = slurm_script(job) if wishes.scheduler == Scheduler.SLURM else workstation_script(job)
+    return Written(text, job, (*notes, *_ring(resolved, topology, shape)))
 
 
 def _check_wishes(wishes: Wishes) -> None:
@@ -189,6 +189,12 @@ def _wall(config: Config, wishes: Wishes, pace: Pace | None) -> tuple[int, int, 
             "writes them into its metrics.jsonl)"
         )
     return wall_s, warn_s, notes
+
+
+def _ring(config: Config, topology: Topology | None, shape: GridShape) -> list[str]:
+    """Note where another order of the sites would be nearer around the ring."""
+    note = ring_note(topology, shape.size) if topology and config.exchange.collective == "ring" else ""
+    return [note] * bool(note)
 
 
 def _variables(items: tuple[str, ...]) -> dict[str, str]:
