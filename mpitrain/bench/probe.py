@@ -15,6 +15,7 @@ from mpitrain.comm.probing import Limits, Way, host_names, probe
 from mpitrain.comm.runtime import Position, fail, finish, start
 from mpitrain.errors import ConfigError, LaunchError
 from mpitrain.topology.dump import dump_topology
+from mpitrain.topology.links import default_mtu
 from mpitrain.topology.model import Constant, Direction, Link, Site, Topology
 
 MBIT = 1e6 / 8
@@ -93,7 +94,7 @@ def measured(stations: Sequence[Station], ways: Sequence[Way]) -> Topology:
         if source < dest
     ]
     sites = [Site(station.name, slots=station.slots, host=station.address) for station in stations]
-    return Topology(tuple(sites), tuple(links), name="probed")
+    return Topology(tuple(sites), tuple(links), name="probed", mtu=default_mtu(links))
 
 
 def _short(value: float) -> float:

@@ -7,13 +7,7 @@ from typing import Annotated
 import typer
 
 from mpitrain.cli.calling import NO_VALUE, Config, Emulate, NetworkInterface, Set, TopologyFile, call
-
-
-class Scheduler(StrEnum):
-    """What will run the script."""
-
-    SLURM = "slurm"
-    MPIRUN = "mpirun"
+from mpitrain.jobs.wishes import Scheduler, Wishes
 
 
 class Launcher(StrEnum):
@@ -79,21 +73,18 @@ def job(
     overwrite: Replace = False,
 ) -> None:
     """Write the script of a job, with the reason of every line that may have to change; start nothing."""
-    call(
-        "job",
-        config,
-        overrides or [],
-        scheduler=scheduler.value,
+    wishes = Wishes(
+        scheduler=scheduler,
         topology=topology,
         emulate=emulate,
         ranks=ranks,
         per_node=per_node,
         time=time,
         step_s=step_s,
-        sweep=sweep or [],
-        variables=variables or [],
+        sweep=tuple(sweep or ()),
+        variables=tuple(variables or ()),
         interface=interface,
         srun=launcher is Launcher.SRUN,
         out=out,
-        overwrite=overwrite,
     )
+    call("job", config, overrides or [], wishes, overwrite=overwrite)

@@ -5,13 +5,14 @@ from pathlib import Path
 
 from mpitrain.cli.starting import run, shown
 from mpitrain.comm.launching import launcher
-from mpitrain.comm.network import read_network
+from mpitrain.comm.network import Network, read_network
 from mpitrain.comm.runtime import Position, fail
 from mpitrain.comm.signals import StopRequest
 from mpitrain.comm.transport import Settings
 from mpitrain.config.load import load_config
 from mpitrain.errors import MpitrainError
 from mpitrain.partition import GridShape
+from mpitrain.topology.graph import ring_note
 
 
 def main(
@@ -56,7 +57,8 @@ def main(
     flags += [f"--resume={resume}"] * (resume is not None) + ["--overwrite"] * overwrite
     command += [sys.executable, "-m", "mpitrain", "train", str(config), *flags]
     if network.placement:
-        print("\n".join(network.placement.table(ranks, shape.size - shape.workers)))
+        table = network.placement.table(ranks, shape.size - shape.workers)
+        print("\n".join([*table, *ring_remarks(config, overrides, network, ranks)]))
     print(shown(command, network), flush=True)
     if show:
         print("\n".join(remarks(settings)))
@@ -72,6 +74,13 @@ def fit_grid(config: Path, overrides: list[str], ranks: int) -> GridShape:
     resolved = load_config(config, overrides).config
     parallel = resolved.parallel
     return GridShape.fit(ranks, parallel.dp, parallel.pp, parallel.tp, resolved.exchange.servers or 0)
+
+
+def ring_remarks(config: Path, overrides: list[str], network: Network, ranks: int) -> list[str]:
+    """Say where another order of the sites would be nearer around the ring."""
+    ring = load_config(config, overrides).config.exchange.collective == "ring"
+    note = ring_note(network.topology, ranks) if network.topology and ring else ""
+    return [f"# note: {note}"] * bool(note)
 
 
 def remarks(settings: Settings) -> list[str]:

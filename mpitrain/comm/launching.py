@@ -61,7 +61,7 @@ def render(
         linked.version,
         wishes.bdp_bytes,
         wishes.interface,
-        here > cores,
+        oversubscribed=here > cores,
         user=user_settings(environment),
     )
     command = [program, "-n", str(ranks)]

@@ -86,7 +86,7 @@ class Network:
             return wanted
         granted = allocated_tasks()
         if granted is None or granted[1] < 1:
-            raise ConfigError("launch: how many ranks? Give -n, a --topology or a --hostfile, or start it under Slurm")
+            raise ConfigError("hosts: how many ranks? Give -n, a --topology or a --hostfile, or start it under Slurm")
         return granted[1]
 
     def wishes(self, ranks: int, *, allow_root: bool, oversubscribe: bool, **others: object) -> Wishes:
@@ -120,13 +120,11 @@ def read_network(
 ) -> Network:
     """Read what the options name; raises ConfigError for a file that is wrong or options that exclude each other."""
     if emulate and topology is None:
-        raise ConfigError("launch: --emulate makes up the sites of a topology; add --topology FILE")
+        raise ConfigError("hosts: --emulate makes up the sites of a topology; add --topology FILE")
     if topology is not None and hostfile is not None:
-        raise ConfigError(
-            'launch: --topology and --hostfile both name hosts; leave one out (sites may have host = "…")'
-        )
+        raise ConfigError('hosts: --topology and --hostfile both name hosts; leave one out (sites may have host = "…")')
     if emulate and interface:
-        raise ConfigError("launch: --interface: emulated hosts have one interface; leave it out, or --emulate")
+        raise ConfigError("hosts: --interface: emulated hosts have one interface; leave it out, or --emulate")
     if topology is not None:
         read = load_topology(topology)
         return Network(read, topology_placement(read, emulate=emulate), emulate, interface)

@@ -99,7 +99,7 @@ def read_hostfile(path: Path) -> Placement:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise ConfigError(f"launch: cannot read the host file {path}: {reason}; correct --hostfile") from None
+        raise ConfigError(f"hosts: cannot read the host file {path}: {reason}; correct --hostfile") from None
     slots: dict[str, int] = {}
     for number, line in enumerate(lines, start=1):
         words = line.partition("#")[0].split()

@@ -150,8 +150,8 @@ def transport(
     version: tuple[int, ...],
     bdp_bytes: float | None = None,
     interface: str = "",
-    oversubscribed: bool = False,
     *,
+    oversubscribed: bool = False,
     user: Mapping[str, str] | None = None,
     kernel: Kernel | None = None,
 ) -> Settings:

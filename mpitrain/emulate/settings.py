@@ -63,7 +63,7 @@ def wishes(topology: Topology, environment: Mapping[str, str] = os.environ) -> d
     user = user_settings(environment)
     found: dict[str, str] = {}
     for family, version in ((MPICH, (4, 0)), (OPEN_MPI, (5, 0))):
-        settings = transport(family, version, bdp_bytes(topology, ranks), DEVICE, crowded, user=user)
+        settings = transport(family, version, bdp_bytes(topology, ranks), DEVICE, oversubscribed=crowded, user=user)
         found |= settings.environment
     return found
 

@@ -11,7 +11,7 @@ from mpitrain.comm.launching import find_launcher
 from mpitrain.comm.runtime import Position, fail, library_name
 from mpitrain.errors import ConfigError, MpitrainError
 from mpitrain.jobs.job import Job
-from mpitrain.jobs.wishes import SLURM, Wishes
+from mpitrain.jobs.wishes import Scheduler, Wishes
 from mpitrain.jobs.writer import Origin, write_job
 
 MODE = 0o755
@@ -20,47 +20,22 @@ MODE = 0o755
 def main(
     config: Path,
     overrides: list[str],
+    wishes: Wishes,
     *,
-    scheduler: str,
-    topology: Path | None,
-    emulate: bool,
-    ranks: int | None,
-    per_node: int | None,
-    time: str | None,
-    step_s: float | None,
-    sweep: list[str],
-    variables: list[str],
-    interface: str,
-    srun: bool,
-    out: Path | None,
     overwrite: bool,
 ) -> int:
     """Write the script to a file or to the output; notes and what comes next go to the error stream."""
-    wishes = Wishes(
-        scheduler=scheduler,
-        topology=topology,
-        emulate=emulate,
-        ranks=ranks,
-        per_node=per_node,
-        time=time,
-        step_s=step_s,
-        sweep=tuple(sweep),
-        variables=tuple(variables),
-        interface=interface,
-        srun=srun,
-        out=out,
-    )
     try:
         written = write_job(config, overrides, wishes, _origin())
-        if out:
-            _write(out, written.text, overwrite=overwrite)
+        if wishes.out:
+            _write(wishes.out, written.text, overwrite=overwrite)
     except MpitrainError as error:
         fail(error, Position())
-    if not out:
+    if not wishes.out:
         print(written.text, end="", flush=True)
     for note in written.notes:
         print(f"mpitrain: job: {note}", file=sys.stderr)
-    if out:
+    if wishes.out:
         print("\n".join([*written.job.table(), _next(written.job, wishes)]), file=sys.stderr)
     return 0
 
@@ -102,5 +77,5 @@ def _write(path: Path, text: str, *, overwrite: bool) -> None:
 
 
 def _next(job: Job, wishes: Wishes) -> str:
-    program = "sbatch" if wishes.scheduler == SLURM else "bash"
+    program = "sbatch" if wishes.scheduler == Scheduler.SLURM else "bash"
     return f"start it with: {program} {shlex.quote(job.script)}"

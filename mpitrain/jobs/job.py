@@ -115,13 +115,15 @@ class Job:
         return lines if len(lines) <= MAX_LISTED else [*lines[: MAX_LISTED - 2], "…", lines[-1]]
 
 
-def place(ranks: int, per_node: int, topology: Topology | None) -> tuple[Placement, bool]:
+def place(ranks: int, per_node: int, topology: Topology | None, *, emulate: bool = False) -> tuple[Placement, bool]:
     """Say where ranks run, and whether on machines with names.
 
     Parameters
     ----------
     per_node : int
         Ranks that a machine takes where there is no topology.
+    emulate : bool
+        Whether the sites of the topology are made up, so that their addresses do not matter.
 
     Raises
     ------
@@ -132,8 +134,10 @@ def place(ranks: int, per_node: int, topology: Topology | None) -> tuple[Placeme
         full, rest = divmod(ranks, per_node)
         slots = [per_node] * full + [rest] * bool(rest)
         return Placement(tuple(Host(f"node {number}", each) for number, each in enumerate(slots)), "job"), False
-    placement = topology_placement(topology)
+    placement = topology_placement(topology, emulate=emulate)
     placement.check(ranks)
+    if emulate:
+        return placement, False
     sites = [site for site in topology.sites if site.slots]
     nameless = [site.name for site in sites if not site.host]
     if nameless and len(nameless) < len(sites):

@@ -1,10 +1,15 @@
-"""What a user asks of a job; light enough for the command line, which needs it before anything else."""
+"""What a user asks of a job; light, since the command line makes one of its options."""
 
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 
-SLURM, MPIRUN = "slurm", "mpirun"
-"""Schedulers."""
+
+class Scheduler(StrEnum):
+    """What will run the script."""
+
+    SLURM = "slurm"
+    MPIRUN = "mpirun"
 
 
 @dataclass(frozen=True)
@@ -13,7 +18,7 @@ class Wishes:
 
     Attributes
     ----------
-    scheduler : str
+    scheduler : Scheduler
         What will run the script.
     topology : Path, optional
         Sites and links.
@@ -32,14 +37,14 @@ class Wishes:
     variables : tuple of str
         ``NAME=VALUE``, for all ranks.
     interface : str
-        Network interface; empty: MPI chooses.
+        Network interface of every node; empty: MPI chooses.
     srun : bool
         Whether Slurm itself starts the ranks.
     out : Path, optional
         File of the script; left out: it is printed.
     """
 
-    scheduler: str = SLURM
+    scheduler: Scheduler = Scheduler.SLURM
     topology: Path | None = None
     emulate: bool = False
     ranks: int | None = None

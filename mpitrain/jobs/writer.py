@@ -17,18 +17,24 @@ from mpitrain.jobs.shell import quote
 from mpitrain.jobs.slurm import slurm_script
 from mpitrain.jobs.sweep import points
 from mpitrain.jobs.wall import Pace, check_wall, find_pace, format_time, parse_time, warning_s
-from mpitrain.jobs.wishes import SLURM, Wishes
+from mpitrain.jobs.wishes import Scheduler, Wishes
 from mpitrain.jobs.workstation import workstation_script
 from mpitrain.partition import GridShape
 from mpitrain.topology.describe import bdp_bytes
+from mpitrain.topology.graph import ring_note
 from mpitrain.topology.load import load_topology
 from mpitrain.topology.model import Topology
+
+NODES = Kernel(explicit={"w": 0, "r": 0})
+"""The nodes' kernels as far as they are known here: none is trusted to grant a socket's buffer. One that is asked for
+more than it grants, as most would be, gives less than it would have grown to by itself."""
 
 DEFAULT_TIME = "02:00:00"
 """Wall time of a Slurm job where none is given."""
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 INTERFACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:@-]*")
+NETWORK = re.compile(r"[0-9A-Fa-f.:]+/[0-9]{1,3}")
 
 
 @dataclass(frozen=True)
@@ -123,19 +129,20 @@ def write_job(config: Path, overrides: list[str], wishes: Wishes, origin: Origin
         script=origin.relative(wishes.out) if wishes.out else "SCRIPT",
         command=origin.command,
         transport=_transport(bdp, wishes.interface, origin),
-        reason=f"for {bdp:,} bytes on the way (rate times round trip of the topology)" if bdp else "",
+        reason=_reason(bdp) if bdp else "",
     )
-    if wishes.scheduler == SLURM and job.chooses_nodes and not (job.open_mpi or job.srun):
+    if wishes.scheduler == Scheduler.SLURM and job.chooses_nodes and not (job.open_mpi or job.srun):
         raise ConfigError(
             f"job: {origin.family}'s launcher fills Slurm's nodes in their own order, but the topology has hosts or "
             "different slots; add --launcher srun, or give all sites the same slots and no host"
         )
-    return Written(slurm_script(job) if wishes.scheduler == SLURM else workstation_script(job), job, tuple(notes))
+    text = slurm_script(job) if wishes.scheduler == Scheduler.SLURM else workstation_script(job)
+    return Written(text, job, (*notes, *_ring(resolved, topology, shape)))
 
 
 def _check_wishes(wishes: Wishes) -> None:
     """Refuse wishes that exclude each other."""
-    slurm = wishes.scheduler == SLURM
+    slurm = wishes.scheduler == Scheduler.SLURM
     if wishes.emulate and wishes.topology is None:
         raise ConfigError("job: --emulate makes up the sites of a topology; add --topology FILE")
     if wishes.emulate and slurm:
@@ -149,8 +156,11 @@ def _check_wishes(wishes: Wishes) -> None:
         raise ConfigError("job: --per-node and the slots of --topology both say how many ranks a node has; give one")
     if wishes.step_s is not None and not 0 < wishes.step_s < math.inf:
         raise ConfigError(f"job: --step-s: expected more than 0 seconds, got {wishes.step_s:g}")
-    if wishes.interface and not INTERFACE.fullmatch(wishes.interface):
-        raise ConfigError(f"job: --interface: expected a name such as eth0 or a network, got {wishes.interface!r}")
+    # A batch script looks for the interface on its nodes, by name; `mpitrain launch` takes either.
+    interface, network = wishes.interface, not slurm and NETWORK.fullmatch(wishes.interface)
+    if interface and not (network or INTERFACE.fullmatch(interface)):
+        expected = "a name such as eth0" + " or a network such as 10.0.0.0/8" * (not slurm)
+        raise ConfigError(f"job: --interface: expected {expected}, got {interface!r}")
 
 
 def _ranks(config: Config, wishes: Wishes, topology: Topology | None) -> tuple[GridShape, Placement, bool]:
@@ -159,12 +169,13 @@ def _ranks(config: Config, wishes: Wishes, topology: Topology | None) -> tuple[G
     slots = topology.slots if topology else None
     shape = fit_ranks(wishes.ranks, parallel.dp, parallel.pp, parallel.tp, config.exchange.servers or 0, slots)
     # A replica stays on a node, unless the user says otherwise: activations inside, gradients between.
-    return shape, *place(shape.size, wishes.per_node or parallel.pp * parallel.tp, topology)
+    per_node = wishes.per_node or parallel.pp * parallel.tp
+    return shape, *place(shape.size, per_node, topology, emulate=wishes.emulate)
 
 
 def _wall(config: Config, wishes: Wishes, pace: Pace | None) -> tuple[int, int, list[str]]:
     """Settle and check the wall time; returns it, how long before its end the job is told to stop, and notes."""
-    slurm = wishes.scheduler == SLURM
+    slurm = wishes.scheduler == Scheduler.SLURM
     if wishes.time is None and not slurm:
         return 0, 0, []
     wall_s = parse_time(wishes.time or DEFAULT_TIME)
@@ -180,6 +191,12 @@ def _wall(config: Config, wishes: Wishes, pace: Pace | None) -> tuple[int, int, 
     return wall_s, warn_s, notes
 
 
+def _ring(config: Config, topology: Topology | None, shape: GridShape) -> list[str]:
+    """Note where another order of the sites would be nearer around the ring."""
+    note = ring_note(topology, shape.size) if topology and config.exchange.collective == "ring" else ""
+    return [note] * bool(note)
+
+
 def _variables(items: tuple[str, ...]) -> dict[str, str]:
     """Read ``NAME=VALUE``."""
     found = {}
@@ -192,8 +209,15 @@ def _variables(items: tuple[str, ...]) -> dict[str, str]:
 
 
 def _transport(bdp: int | None, interface: str, origin: Origin) -> dict[str, str]:
-    """Derive the settings of MPI from the links; the limits of the nodes' kernels are not known here."""
-    return transport(origin.family, origin.version, bdp, interface, kernel=Kernel()).environment
+    """Derive the settings of MPI from the links."""
+    return transport(origin.family, origin.version, bdp, interface, kernel=NODES).environment
+
+
+def _reason(bdp: int) -> str:
+    return (
+        f"for {bdp:,} bytes on the way (rate times round trip of the topology); sockets' buffers are left to the "
+        "nodes' kernels, which let them grow"
+    )
 
 
 def _name(path: Path) -> str:

@@ -44,11 +44,11 @@ def describe(topology: Topology) -> list[str]:
         head = ["link", "Mbit/s up", "down", "ms up", "down", "besides"]
         lines += ["", *_table(head, (_link_row(link) for link in topology.links), len(topology.links))]
     if len(ranked) > 1:
-        head = ["path", "links", "ms one way", "Mbit/s", "KB under way"]
+        head = ["path", "links", "ms one way", "Mbit/s", "kB under way"]
         pairs = permutations(ranked, 2)
         rows = (_path_row(topology, one, other) for one, other in pairs)
         lines += ["", *_table(head, rows, len(ranked) * (len(ranked) - 1))]
-        lines += ["", "KB under way: round trip times rate, what the sender's buffer must hold to keep the path busy"]
+        lines += ["", "kB under way: round trip times rate, what the sender's buffer must hold to keep the path busy"]
     return lines
 
 

@@ -1,7 +1,7 @@
 """Sites and links as a graph: what is connected, what is a tree, and in which order a ring is cheap."""
 
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import pairwise
 
 from mpitrain.errors import ConfigError
@@ -12,27 +12,6 @@ RING_BYTES = 65_536
 
 MAX_NAMED = 8
 """Sites that a message names."""
-
-
-@dataclass(frozen=True)
-class Tree:
-    """A topology without loops, hung up at one site.
-
-    Attributes
-    ----------
-    root : str
-    parent : dict of str to str
-        Of every site but the root.
-    children : dict of str to list of str
-        In the order of the links in the file.
-    tier : dict of str to int
-        Links between a site and the root; 0 for the root.
-    """
-
-    root: str
-    parent: dict[str, str]
-    children: dict[str, list[str]]
-    tier: dict[str, int]
 
 
 def check_connected(topology: Topology) -> None:
@@ -84,45 +63,12 @@ def _hang(parent: dict[str, str], name: str, above: str) -> None:
     parent[name] = above
 
 
-def tree_of(topology: Topology, root: str | None = None) -> Tree:
-    """Hang a topology up at a site.
-
-    Parameters
-    ----------
-    root : str, optional
-        Where left out, the only site of kind ``core``, or else the site from which the farthest one is the nearest.
-
-    Raises
-    ------
-    ConfigError
-        Where links form a loop, and where there is no such site.
-    """
-    require_tree(topology)
-    top = topology.site(root).name if root else root_of(topology)
-    tree = Tree(top, {}, {site.name: [] for site in topology.sites}, {top: 0})
-    waiting = deque([top])
-    while waiting:
-        here = waiting.popleft()
-        for _, there in topology.neighbours(here):
-            if there not in tree.tier:
-                tree.parent[there] = here
-                tree.children[here].append(there)
-                tree.tier[there] = tree.tier[here] + 1
-                waiting.append(there)
-    return tree
-
-
 def root_of(topology: Topology) -> str:
-    """Return the only core, or the middle."""
+    """Return the only site of kind ``core``, or else the site from which the farthest one is the nearest."""
     cores = [site.name for site in topology.sites if site.kind == "core"]
     if len(cores) == 1:
         return cores[0]
     return min((site.name for site in topology.sites), key=lambda name: max(distances(topology, name).values()))
-
-
-def tiers(topology: Topology, root: str | None = None) -> dict[str, int]:
-    """Count the links between every site and the root (see ``tree_of``); loops do not matter."""
-    return distances(topology, topology.site(root).name if root else root_of(topology))
 
 
 def distances(topology: Topology, start: str) -> dict[str, int]:
@@ -156,6 +102,32 @@ def ring_order(topology: Topology) -> list[Site]:
         left.remove(nearest)
         order.append(nearest)
     return order
+
+
+def ring_note(topology: Topology, ranks: int) -> str:
+    """Name the order of sites in which a ring of so many ranks has less latency than in that of the file; or nothing.
+
+    Raises
+    ------
+    ConfigError
+        More ranks than slots.
+    """
+    sites = dict.fromkeys(topology.place(ranks))
+    better = [site for site in ring_order(topology) if site in sites]
+    now_ms, then_ms = _around_ms(topology, list(sites)), _around_ms(topology, better)
+    if then_ms >= now_ms:
+        return ""
+    names = ", ".join(site.name for site in better)
+    return (
+        f"{topology.source or topology.name}: once around the ring takes {now_ms:g} ms; with the sites in the order "
+        f"{names}, {then_ms:g} ms"
+    )
+
+
+def _around_ms(topology: Topology, sites: Sequence[Site]) -> float:
+    """Add up the delays around a ring, to the microsecond: sums of the same numbers in another order are equal."""
+    pairs = pairwise([*sites, sites[0]])
+    return round(sum(topology.path(one.name, other.name).alpha_s for one, other in pairs) * 1000, 3)
 
 
 def _walk(topology: Topology, start: str) -> list[str]:

@@ -2,7 +2,7 @@
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
@@ -23,6 +23,11 @@ RATES_UP, RATES_DOWN = ("up_mbps", "trace_up"), ("down_mbps", "trace_down")
 QUEUE_MS = 200.0
 QUEUE_PACKETS = 32
 """A queue has room for so many at least; fewer would keep TCP from ever filling the link."""
+
+SLOW_BYTES_S = 1_250_000
+"""Rate of 10 Mbit/s. Below it a packet of 9000 bytes would hold up others for more than 7 ms."""
+
+LARGE_MTU, SMALL_MTU = 9000, 1500
 
 
 def read_link(table: LinkTable, defaults: LinkKeys, seed: int, folder: Path, where: str) -> Link:
@@ -63,6 +68,12 @@ def read_link(table: LinkTable, defaults: LinkKeys, seed: int, folder: Path, whe
     outages = table.outages_s if table.outages_s is not None else defaults.outages_s or ()
     _check_outages(outages, where)
     return Link(table.between, ways[0], ways[1], outages)
+
+
+def default_mtu(links: Iterable[Link]) -> int:
+    """Return the bytes of the largest packet that suits all of the links."""
+    slow = any(way.rate.mean_bytes_s < SLOW_BYTES_S for link in links for way in (link.up, link.down))
+    return SMALL_MTU if slow else LARGE_MTU
 
 
 def with_smallest_queues(link: Link, mtu: int) -> Link:

@@ -10,20 +10,22 @@ import msgspec
 from mpitrain.config.plain import Tree, parse_toml, printable, refuse_odd_values, shown
 from mpitrain.errors import ConfigError
 from mpitrain.topology.files import read_text
-from mpitrain.topology.graph import check_connected
-from mpitrain.topology.links import read_link, with_smallest_queues
+from mpitrain.topology.graph import check_connected, require_tree
+from mpitrain.topology.links import default_mtu, read_link, with_smallest_queues
 from mpitrain.topology.model import Site, Topology
 from mpitrain.topology.schema import MAX_LINKS, MAX_SITES, LinkTable, SiteTable, TopologyTable
 from mpitrain.topology.unknown import refuse_unknown, told
 
 MAX_CHARACTERS = 16_000_000
 
-SLOW_BYTES_S = 1_250_000
-"""Rate of 10 Mbit/s. Below it a packet of 9000 bytes would hold up others for more than 7 ms."""
-
-LARGE_MTU, SMALL_MTU = 9000, 1500
-
-KINDS = {"float": "a number", "int": "a whole number", "str": "text", "array": "a list", "object": "a table"}
+KINDS = {
+    "bool": "true or false",
+    "float": "a number",
+    "int": "a whole number",
+    "str": "text",
+    "array": "a list",
+    "object": "a table",
+}
 """Types as messages call them."""
 
 HOST_NAME = re.compile(r"(?!\d+$|0[xX]|localhost$)[A-Za-z0-9]([A-Za-z0-9-]{0,46}[A-Za-z0-9])?")
@@ -45,7 +47,7 @@ def load_topology(path: Path | str) -> Topology:
     ------
     ConfigError
         Unreadable file or trace, unknown key, wrong type or range, names that are used twice or that nothing has,
-        a site that no links lead to.
+        a site that no links lead to, a loop where ``tree`` is set.
     """
     path = Path(path)
     origin = f"topology {printable(str(path))}"
@@ -58,11 +60,10 @@ def load_topology(path: Path | str) -> Topology:
     _check_ends(numbered, [site.name for site in sites], origin)
     folder, defaults = path.absolute().parent, table.defaults
     links = [read_link(link, defaults, table.seed, folder, _where(origin, number, link)) for number, link in numbered]
-    slow = any(way.rate.mean_bytes_s < SLOW_BYTES_S for link in links for way in (link.up, link.down))
-    mtu = table.mtu or (SMALL_MTU if slow else LARGE_MTU)
+    mtu = table.mtu or default_mtu(links)
     links = [with_smallest_queues(link, mtu) for link in links]
     topology = Topology(sites, tuple(links), printable(table.name or path.stem), table.seed, mtu, str(path))
-    check_connected(topology)
+    (require_tree if table.tree else check_connected)(topology)
     return topology
 
 

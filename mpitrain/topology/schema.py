@@ -106,6 +106,8 @@ class TopologyTable(Section, frozen=True, kw_only=True):
     """Of everything that is left to chance: rates of profiles, jitter, loss."""
     mtu: Annotated[int, Meta(ge=576, le=65_000)] | None = None
     """Bytes of the largest packet of emulated links; where left out 9000, or 1500 if a mean rate is below 10 Mbit/s."""
+    tree: bool = False
+    """Whether links must not form a loop: such a file is refused, with the sites along the loop."""
     defaults: LinkKeys = LinkKeys()
     """Keys of all links."""
     site: tuple[SiteTable, ...]

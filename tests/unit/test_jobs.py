@@ -11,19 +11,22 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpitrain.cli.launch import ring_remarks
 from mpitrain.cli.main import app
 from mpitrain.comm.family import MPICH
+from mpitrain.comm.network import read_network
 from mpitrain.comm.transport import eager_bytes
 from mpitrain.config.load import load_config
 from mpitrain.errors import ConfigError
 from mpitrain.jobs import command, shell
 from mpitrain.jobs.sweep import MAX_TASKS, points
 from mpitrain.jobs.wall import Pace, check_wall, find_pace, format_time, parse_time, warning_s
-from mpitrain.jobs.wishes import MPIRUN, Wishes
+from mpitrain.jobs.wishes import Scheduler, Wishes
 from mpitrain.jobs.writer import Origin, write_job
 
 ROOT = Path(__file__).resolve().parents[2]
 NASTY = 'it\'s "a" $HOME `x` \\ & ü;\n* (1)'
+MPIRUN = Scheduler.MPIRUN
 MINIMAL = "[model]\nkind = 'mlp'\n"
 
 
@@ -228,6 +231,20 @@ def test_sites_with_hosts(tmp_path, config):
         written(config, topology=half)
 
 
+def test_emulated_sites_need_no_address(tmp_path, config):
+    """`launch --emulate` takes such a topology, too, and makes up all sites under their names."""
+    half = topology(tmp_path, 'host = "n7"', "")
+    job = written(config, topology=half, emulate=True, scheduler=MPIRUN)
+    assert [line.split() for line in job.job.table()[1:]] == [["s0", "1", "0"], ["s1", "1", "1"]]
+    assert "n7" not in job.text
+
+
+@pytest.mark.parametrize("network", ["10.0.0.0/8", "fd00::/64"])
+def test_a_network_instead_of_an_interface(config, network):
+    text = written(config, ranks=2, interface=network, scheduler=MPIRUN).text
+    assert f" --interface {network}" in text
+
+
 def test_mpich_cannot_choose_nodes_under_slurm(tmp_path, config):
     """Tried: its launcher gives the slots of one node to another. Slurm itself can."""
     mpich = Origin(config.parent, "/p", "/m", family=MPICH, version=(5, 0), command="")
@@ -247,6 +264,8 @@ def test_transport_follows_the_topology(tmp_path, config):
         assert f'export OMPI_MCA_{name}="${{OMPI_MCA_{name}:-{value}}}"' in text
     assert 'export PRTE_MCA_prte_if_include="${PRTE_MCA_prte_if_include:-eth7}"' in text
     assert "eager_limit" not in written(config, ranks=3).text
+    assert "sndbuf" not in text, "a kernel that grants less would also stop growing them by itself"
+    assert "rcvbuf" not in text
     folder = config.parent
     mpich = Origin(folder, "/p", "/m", family=MPICH, version=(4, 3), command="")
     text = written(config, topology=net, interface="eth7", origin=mpich).text
@@ -268,7 +287,9 @@ def test_transport_follows_the_topology(tmp_path, config):
         ([], {"ranks": 1, "scheduler": MPIRUN, "sweep": ("train.seed=1",)}, "job: --sweep makes an array of Slurm"),
         ([], {"ranks": 1, "scheduler": MPIRUN, "srun": True}, "job: --launcher srun is of Slurm"),
         ([], {"topology": True, "per_node": 2}, "job: --per-node and the slots of --topology"),
-        ([], {"ranks": 2, "interface": "eth0; rm"}, "job: --interface: expected a name"),
+        ([], {"ranks": 2, "interface": "eth0; rm"}, "job: --interface: expected a name such as eth0, got "),
+        ([], {"ranks": 2, "interface": "10.0.0.0/8"}, "job: --interface: expected a name such as eth0, got "),
+        ([], {"ranks": 2, "interface": "x/8", "scheduler": MPIRUN}, "expected a name such as eth0 or a network such"),
         ([], {"ranks": 2, "variables": ("A B=1",)}, "job: --env: expected NAME=VALUE"),
         ([], {"ranks": 2, "variables": ("A",)}, "job: --env: expected NAME=VALUE"),
         ([], {"ranks": 2, "time": "1"}, "job: --time 00:01:00 leaves no time to train"),
@@ -283,6 +304,24 @@ def test_refusals(tmp_path, config, overrides, wishes, message):
     with pytest.raises(ConfigError, match=message) as caught:
         written(config, *overrides, **wishes)
     assert "\n" not in str(caught.value)
+
+
+CHAIN = "[defaults]\nrate_mbps = 100\ndelay_ms = 5\n" + "".join(
+    [f'[[site]]\nname = "{name}"\n' for name in "abcd"]
+    + [f'[[link]]\nbetween = ["{one}", "{other}"]\n' for one, other in ("ca", "ad", "db")]
+)
+
+
+def test_a_better_order_of_a_ring_is_noted(tmp_path, config):
+    """By the job, and by launch beside its table; other collectives do not go around."""
+    net = tmp_path / "net.toml"
+    net.write_text(CHAIN)
+    (note,) = written(config, "exchange.collective=ring", topology=net, step_s=1.0).notes
+    assert note.endswith("takes 40 ms; with the sites in the order b, d, a, c, 30 ms")
+    assert not written(config, topology=net, step_s=1.0).notes
+    assert ring_remarks(config, ["exchange.collective=ring"], read_network(net), 4) == [f"# note: {note}"]
+    assert ring_remarks(config, [], read_network(net), 4) == []
+    assert ring_remarks(config, ["exchange.collective=ring"], read_network(), 4) == []
 
 
 def test_an_unknown_pace_is_said(config):

@@ -270,6 +270,7 @@ def test_options_that_exclude_each_other(tmp_path):
     ):
         with pytest.raises(ConfigError, match=complaint) as refused:
             read_network(**options)
+        assert str(refused.value).startswith("hosts: "), "other commands read it, too"
         assert refused.value.exit_code == ExitCode.CONFIG
     assert read_network() == Network()
     assert read_network(hostfile=hosts, interface="lo").interface == "lo"

@@ -15,7 +15,8 @@ LAYERS = [
     {"collectives", "checkpoint"},
     {"parallel", "server", "emulate"},
     {"train"},
-    {"bench", "report", "jobs", "cli"},
+    {"bench", "report", "jobs"},
+    {"cli"},
 ]
 LAYER = {part: number for number, parts in enumerate(LAYERS) for part in parts}
 HOMES = {

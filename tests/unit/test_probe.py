@@ -143,6 +143,14 @@ def test_the_later_half_of_the_pieces(size):
     assert max(piece.size for piece in pieces) <= PIECE_BYTES
 
 
+@pytest.mark.parametrize(("mbps", "mtu"), [(10, 9000), (9.99, 1500)])
+def test_packets_are_small_where_a_measured_link_is_slow(tmp_path, mbps, mtu):
+    """As small as those of a topology that somebody has written."""
+    ways = [Way(0, 2, 0.01, 1e8, 100), Way(2, 0, 0.01, mbps * 125_000, 100)]
+    _write(tmp_path / "t.toml", measured(STATIONS[:2], ways))
+    assert load_topology(tmp_path / "t.toml").mtu == mtu
+
+
 @pytest.mark.parametrize("host", ["1234", "0xBEEF", "x" * 39 + "-y.lan"])
 def test_every_site_name_can_be_read_back(tmp_path, host):
     (tmp_path / "t.toml").write_text(

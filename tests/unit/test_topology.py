@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from mpitrain.errors import ConfigError
 from mpitrain.topology.describe import MAX_ROWS, bdp_bytes, describe
-from mpitrain.topology.graph import check_connected, find_loop, require_tree, ring_order, tiers, tree_of
+from mpitrain.topology.graph import check_connected, find_loop, require_tree, ring_note, ring_order, root_of
 from mpitrain.topology.load import load_topology
 from mpitrain.topology.model import Constant, Direction, Hop, Link, Site, Topology
 
@@ -130,7 +130,7 @@ def test_a_tree_has_no_loop_and_one_more_link_makes_one(topology, chance):
         joined = {frozenset(link.ends) for link in more.links}
         assert all(frozenset(pair) in joined for pair in pairwise(loop))
         with pytest.raises(ConfigError, match=f"^topology net: expected a tree, got the loop {' - '.join(loop)};"):
-            tree_of(more)
+            require_tree(more)
 
 
 def test_an_unconnected_forest_is_no_tree():
@@ -138,28 +138,11 @@ def test_an_unconnected_forest_is_no_tree():
         require_tree(network("abc", "a-b"))
 
 
-def test_the_tiers_of_the_shipped_tree():
-    tree = tree_of(shipped("tree"))
-    assert tree.root == "core"
-    assert tree.tier == {"core": 0, "agg0": 1, "agg1": 1, "cell0": 2, "cell1": 2, "cell2": 2, "cell3": 2}
-    assert tree.children["core"] == ["agg0", "agg1"]
-    assert tree.children["agg1"] == ["cell2", "cell3"]
-    assert tree.children["cell0"] == []
-    assert tree.parent["cell3"] == "agg1"
-    assert "core" not in tree.parent
-    assert tiers(shipped("tree")) == tree.tier
-
-
-def test_other_roots():
-    chain = shipped("chain")
-    assert tree_of(chain).root == "cell1"  # the middle, of two the first
-    assert tree_of(chain, "cell3").tier == {"cell3": 0, "cell2": 1, "cell1": 2, "cell0": 3}
-    two = network("abc", "a-b", "b-c", a="core", c="core")
-    assert tree_of(two).root == "b"
-    assert tree_of(network("abc", "a-b", "b-c", a="core")).root == "a"
-    with pytest.raises(ConfigError, match="there is no site 'x'"):
-        tree_of(two, "x")
-    assert tiers(shipped("ring"), "cell1") == {"cell1": 0, "cell0": 1, "cell2": 1, "cell3": 2}
+def test_roots():
+    assert root_of(shipped("tree")) == "core"
+    assert root_of(shipped("chain")) == "cell1"  # the middle, of two the first
+    assert root_of(network("abc", "a-b", "b-c", a="core", c="core")) == "b"
+    assert root_of(network("abc", "a-b", "b-c", a="core")) == "a"
 
 
 # The order of a ring.
@@ -202,6 +185,16 @@ def test_a_shuffled_mesh_keeps_to_fast_pairs():
     links = [f"{one}-{other}" + ("" if one[0] == other[0] else ":1:50") for one, other in pairs]
     order = [site.name[0] for site in ring_order(network(names, *links))]
     assert sum(one != other for one, other in pairwise([*order, order[0]])) == 2
+
+
+def test_a_better_order_is_named():
+    """The chain c - a - d - b in the order of its names: 10 + 15 + 10 + 5 ms instead of 5 + 5 + 5 + 15."""
+    chain = network("abcd", "c-a", "a-d", "d-b")
+    note = "net: once around the ring takes 40 ms; with the sites in the order b, d, a, c, 30 ms"
+    assert ring_note(chain, 4) == note
+    assert ring_note(chain, 3) == "", "three sites have one order"
+    for name in ("ring", "chain", "mesh", "tree", "star"):
+        assert ring_note(shipped(name), 4) == "", name
 
 
 # What is under way, and the tables.

@@ -173,6 +173,16 @@ def test_files_of_other_systems(tmp_path, mark, end):
 # What is refused.
 
 
+def test_a_loop_where_a_tree_is_needed(tmp_path):
+    third = '[[site]]\nname = "c"\n'
+    links, loop = LINK + LINK.replace('"a"', '"c"'), LINK.replace('"b"', '"c"')
+    assert len(load(tmp_path, f"tree = true\n{SITES}{third}{links}").links) == 2
+    assert len(load(tmp_path, f"{SITES}{third}{links}{loop}").links) == 3
+    with pytest.raises(ConfigError, match="^topology net: expected a tree, got the loop a - b - c - a; remove one of"):
+        load(tmp_path, f"tree = true\n{SITES}{third}{links}{loop}")
+    assert refusal(tmp_path, f"tree = 1\n{SITES}") == "tree: expected true or false, got 1"
+
+
 @pytest.mark.parametrize(
     ("key", "value", "expected"),
     [

@@ -59,7 +59,7 @@ def test_sizes_follow_from_the_link(bdp, eager, buffer):
 
 
 def test_open_mpi_5():
-    settings = transport("Open MPI", (5, 0, 11), STAR, "eth0", True, kernel=ROOMY)
+    settings = transport("Open MPI", (5, 0, 11), STAR, "eth0", oversubscribed=True, kernel=ROOMY)
     assert settings.mca == {
         "pml": "ob1",
         "btl": "self,sm,tcp",
@@ -81,8 +81,8 @@ def test_open_mpi_5():
 
 
 def test_open_mpi_4_has_other_names():
-    settings = transport("Open MPI", (4, 1, 4), STAR, "eth0", True, kernel=ROOMY)
-    five = transport("Open MPI", (5, 0), STAR, "eth0", True, kernel=ROOMY)
+    settings = transport("Open MPI", (4, 1, 4), STAR, "eth0", oversubscribed=True, kernel=ROOMY)
+    five = transport("Open MPI", (5, 0), STAR, "eth0", oversubscribed=True, kernel=ROOMY)
     assert settings.mca == five.mca | {"btl": "self,vader,tcp"}
     assert settings.options[-3:] == ["--mca", "oob_tcp_if_include", "eth0"]
     assert settings.environment["OMPI_MCA_oob_tcp_if_include"] == "eth0"
@@ -90,7 +90,7 @@ def test_open_mpi_4_has_other_names():
 
 
 def test_mpich():
-    settings = transport("MPICH", (4, 2), STAR, "eth0", True, kernel=ORDINARY)
+    settings = transport("MPICH", (4, 2), STAR, "eth0", oversubscribed=True, kernel=ORDINARY)
     assert settings.environment == {
         "MPIR_CVAR_CH3_EAGER_MAX_MSG_SIZE": "2097152",
         "FI_OFI_RXM_SAR_LIMIT": "2097152",
