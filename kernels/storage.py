@@ -1,8 +1,9 @@
 """Where the machine code of kernels is kept; known without loading numba.
 
-The folder is ``NUMBA_CACHE_DIR`` where the user has set it and nobody else owns it, else the first of the package's
-own folder, the user's cache folder and the temporary folder that can be written. Each host has its own subfolder:
-machine code depends on the processor, and folders on a network disk are not written by two hosts at once.
+The folder is ``NUMBA_CACHE_DIR``, as it is, where the user has set it and nobody else owns it, else a subfolder of the
+first of the package's own folder, the user's cache folder and the temporary folder that can be written. There, each
+host has one of its own: machine code depends on the processor, and folders on a network disk are not written by two
+hosts at once.
 """
 
 import contextlib

@@ -11,9 +11,10 @@ from pathlib import Path
 from mpitrain.bench.records import Record, show
 from mpitrain.comm.agreement import agree
 from mpitrain.comm.grid import Axis
+from mpitrain.comm.outputs import write_output
 from mpitrain.comm.probing import Limits, Way, host_names, probe
 from mpitrain.comm.runtime import Position, fail, finish, start
-from mpitrain.errors import ConfigError, LaunchError
+from mpitrain.errors import LaunchError
 from mpitrain.topology.dump import dump_topology
 from mpitrain.topology.links import default_mtu
 from mpitrain.topology.model import Constant, Direction, Link, Site, Topology
@@ -120,9 +121,5 @@ def _tell(stations: Sequence[Station], ways: Sequence[Way], ranks: int, path: Pa
 
 
 def _write(path: Path, topology: Topology) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(HEADER + dump_topology(topology), encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"probe: cannot write {path}: {error.strerror}; name another file with --out") from None
+    write_output(path, HEADER + dump_topology(topology), "--out")
     print(f"wrote {path}: mpitrain launch CONFIG --topology {path}")

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from mpitrain.comm.hints import is_launched
+from mpitrain.comm.outputs import write_output
 
 WIDTH = 160
 """Of a table at most, in characters."""
@@ -18,7 +19,7 @@ Record = dict[str, str | float | int | None]
 
 
 def show(title: str, records: Sequence[Record], path: Path | None = None, *, hidden: Collection[str] = ()) -> None:
-    """Print records as a table, without ``hidden`` fields, and write them to ``path`` if it is given."""
+    """Print records as a table, without ``hidden`` fields, and write them to ``path`` if it is given (ConfigError)."""
     table = Table(title=title, title_justify="left", box=box.SIMPLE, padding=(0, 1))
     shown = [name for name in records[0] if name not in hidden]
     for name in shown:
@@ -33,8 +34,7 @@ def show(title: str, records: Sequence[Record], path: Path | None = None, *, hid
     colours: Literal["auto"] | None = None if is_launched() else "auto"
     Console(width=WIDTH, highlight=False, color_system=colours).print(table)
     if path:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(list(records), indent=1) + "\n", encoding="utf-8")
+        write_output(path, json.dumps(list(records), indent=1) + "\n", "--json")
 
 
 def _format(value: str | float | None) -> str:

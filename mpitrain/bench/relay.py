@@ -6,6 +6,7 @@ delay is known: what it differs is the error. The kernel notes when they come, s
 
 import json
 import os
+import select
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -13,6 +14,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
+from typing import IO
 
 from mpitrain.bench import traffic
 from mpitrain.bench.records import Record, show
@@ -24,7 +26,7 @@ from mpitrain.topology.model import Constant, Direction, Link, Site, Topology
 
 PORT = 7700
 DELAY_S = 0.005
-"""Of every link, one way."""
+"""Of the links of the star, one way; the link of the packets whose delay is known has twice that."""
 
 PROBE_BYTES_S = 125e6
 QUEUE_S = 0.1
@@ -130,14 +132,23 @@ def record(before: Counts, after: Counts, seen_s: Sequence[float], streams: int)
 def _start(emulation: Emulation, stack: ExitStack, site: str, role: str, *arguments: object) -> Part:
     """Start one part of the traffic on a host, and return once it is ready; it ends with the stack."""
     words = [sys.executable, "-m", "mpitrain.bench.traffic", role, *map(str, arguments)]
-    process = subprocess.Popen(
-        emulation.inside(words, site),
-        env=settings.inherited() | emulation.environment(),
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+    process = stack.enter_context(
+        subprocess.Popen(
+            emulation.inside(words, site),
+            env=settings.inherited() | emulation.environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
     )
     stack.callback(process.kill)
-    if not process.stdout or process.stdout.readline() != "ready\n":
+    if not process.stdout or not _is_ready(process.stdout):
         raise LaunchError(f"bench relay: {role} on {site} did not start")
     return Part(process)
+
+
+def _is_ready(output: IO[str]) -> bool:
+    """Wait for the first line of a part of the traffic, in which it says so; it may hang."""
+    poll = select.poll()
+    poll.register(output, select.POLLIN)
+    return bool(poll.poll(HANG_S * 1e3)) and output.readline() == "ready\n"

@@ -7,7 +7,9 @@ from typing import Annotated, cast
 
 import typer
 
-from mpitrain.errors import ExitCode
+from mpitrain.comm.hints import is_launched
+from mpitrain.comm.outputs import check_output
+from mpitrain.errors import ConfigError, ExitCode
 
 COMMANDS = {
     "train": "mpitrain.cli.train",
@@ -39,6 +41,18 @@ NEEDS_MPI = {"train", "launch", "eval", "plan", "probe", "job", "bench-allreduce
 NO_VALUE = ""
 """Of a flag: newer versions of typer show its type, as if it took a value."""
 
+
+def writable(parameter: typer.CallbackParam, path: Path | None) -> Path | None:
+    """Refuse a file that cannot be written before anything starts; ranks that a launcher has started must not leave."""
+    try:
+        if path and not is_launched():
+            check_output(path, parameter.opts[0])
+    except ConfigError as error:
+        typer.echo(f"mpitrain: {error}", err=True)
+        raise typer.Exit(ExitCode.CONFIG) from None
+    return path
+
+
 Config = Annotated[Path, typer.Argument(help="TOML file of the run.", metavar="CONFIG")]
 Set = Annotated[
     list[str] | None, typer.Option("--set", help="Override a value; may be repeated.", metavar="SECTION.KEY=VALUE")
@@ -68,7 +82,10 @@ HostFile = Annotated[
 NetworkInterface = Annotated[
     str, typer.Option("--interface", help="Network interface that MPI is to use, such as eth0.", metavar="NAME")
 ]
-Json = Annotated[Path | None, typer.Option("--json", help="Also write the records as JSON.", metavar="FILE")]
+Json = Annotated[
+    Path | None,
+    typer.Option("--json", callback=writable, help="Also write the records as JSON.", metavar="FILE"),
+]
 
 
 def call(command: str, *args: object, **options: object) -> None:

@@ -6,8 +6,8 @@ from typing import cast
 
 from mpitrain.comm.agreement import agree
 from mpitrain.comm.grid import Axis
+from mpitrain.comm.outputs import check_output, write_output
 from mpitrain.comm.runtime import Position, fail, finish, start
-from mpitrain.errors import ConfigError
 from mpitrain.train.runfolder import RunFolder
 from mpitrain.train.scoring import score_run
 
@@ -16,23 +16,17 @@ def main(run: Path, overrides: list[str], *, step: int | None, output: Path | No
     """Score a run on all ranks of the world; every way out has its documented code."""
     try:
         world = start()
-        agree(Axis(world, "world"), lambda: _check_writable(output) if output and world.Get_rank() == 0 else None)
+        agree(
+            Axis(world, "world"), lambda: check_output(output, "--json") if output and world.Get_rank() == 0 else None
+        )
         result = score_run(RunFolder(run), world, overrides, step=step)
         if world.Get_rank() == 0:
             metric = cast(dict[str, object], result["metric"])
             scores = f"{metric['name']} {metric['value']:.4f}, test_loss {result['loss']:.4f}"
             print(f"{run} at step {result['step']}: {scores}, {result['num_test']:,} test samples", flush=True)
             if output:
-                output.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+                write_output(output, json.dumps(result, indent=1) + "\n", "--json")
         finish()
     except BaseException as error:  # whatever it is, no rank may be left waiting
         fail(error, Position())
     return 0
-
-
-def _check_writable(output: Path) -> None:
-    """Refuse a file that cannot be written before the work is done; raises ConfigError."""
-    try:
-        output.open("a").close()
-    except OSError as error:
-        raise ConfigError(f"eval: cannot write {output}: {error.strerror}; name another file with --json") from None

@@ -64,7 +64,7 @@ def main(
         print("\n".join(remarks(settings)))
         return 0
     try:
-        return run(command, network, stop)
+        return run(command, network, stop, survive=survive)
     except MpitrainError as error:
         fail(error, Position())
 

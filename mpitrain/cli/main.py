@@ -24,6 +24,7 @@ from mpitrain.cli.calling import (
     SomeRanks,
     TopologyFile,
     call,
+    writable,
 )
 from mpitrain.cli.job import job
 from mpitrain.comm.hints import hinted_rank
@@ -167,7 +168,8 @@ def emulate(
         bool, typer.Option("--print", metavar=NO_VALUE, help="Show the command and its variables, and do not run it.")
     ] = False,
     json: Annotated[
-        Path | None, typer.Option("--json", help="Also write what went over the links as JSON.", metavar="FILE")
+        Path | None,
+        typer.Option("--json", callback=writable, help="Also write what went over the links as JSON.", metavar="FILE"),
     ] = None,
 ) -> None:
     """Run a command on emulated hosts, joined by links as slow as those of a topology; mpirun in it spans them."""
@@ -257,7 +259,8 @@ def probe(
     interface: NetworkInterface = "",
     seconds: Annotated[float, typer.Option(min=0.1, help="To be spent on a direction of a pair, about.")] = 3.0,
     out: Annotated[
-        Path | None, typer.Option(help="Write a topology for launch, plan and emulate.", metavar="FILE")
+        Path | None,
+        typer.Option(callback=writable, help="Write a topology for launch, plan and emulate.", metavar="FILE"),
     ] = None,
     json: Json = None,
 ) -> None:

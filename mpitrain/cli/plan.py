@@ -18,10 +18,11 @@ from rich.table import Table
 from mpitrain.codecs.registry import CODECS
 from mpitrain.collectives.predicted import Sent
 from mpitrain.comm.hints import hinted_rank, hinted_size
+from mpitrain.comm.outputs import write_output
 from mpitrain.config.load import load_config
 from mpitrain.config.schema import ExchangeConfig
 from mpitrain.data.open import open_dataset
-from mpitrain.errors import ConfigError, ExitCode, MpitrainError, count
+from mpitrain.errors import ExitCode, MpitrainError, count
 from mpitrain.parallel.units import kept_bytes
 from mpitrain.partition import GridShape
 from mpitrain.train.layouts import Costs, LayoutCost, compare
@@ -57,7 +58,7 @@ def main(config: Path, ranks: int, overrides: list[str], *, measure: bool, outpu
             costs.divider.replica(GridShape(1, chosen.parallel.pp, 1))  # refuses cuts that cannot be
         possible, refused = compare(costs, ranks)
         if output:
-            _write(output, _records(costs, possible, refused))
+            write_output(output, json.dumps(_records(costs, possible, refused), indent=1) + "\n", "--json")
     except MpitrainError as error:
         print(f"mpitrain: {error}", file=sys.stderr)
         return int(error.exit_code)
@@ -86,14 +87,6 @@ def _legend(exchange: ExchangeConfig) -> str:
     if exchange.when == "server":
         return LEGEND.format("a step (and what servers answer; after the last step of a round, the weights raw)")
     return LEGEND.format("the first step")
-
-
-def _write(path: Path, records: Sequence[Record]) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(records, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(f"plan: cannot write {path}: {error.strerror}; name another file with --json") from None
 
 
 def _records(costs: Costs, possible: Sequence[LayoutCost], refused: Refused) -> list[Record]:

@@ -18,10 +18,13 @@ def shown(command: list[str], network: Network) -> str:
     return shlex.join([*around, *command])
 
 
-def run(command: list[str], network: Network, stop: StopRequest) -> int:
-    """Run it to its end and return its exit code; wishes to stop are handed on. Raises LaunchError."""
+def run(command: list[str], network: Network, stop: StopRequest, *, survive: bool = False) -> int:
+    """Run it to its end and return its exit code; wishes to stop are handed on. Raises LaunchError.
+
+    ``survive``: ranks may go on without others (see `Wishes`).
+    """
     ensure_home()
-    together = "--with-ft" not in command
+    together = not survive
     if not network.emulate:
         return supervise(command, stop, together=together)
     with importlib.import_module(EMULATION).Emulation(network.topology) as emulation:

@@ -1,5 +1,6 @@
 """The parent of a launcher: hands wishes to stop on, and returns the job's exit code."""
 
+import contextlib
 import ctypes
 import signal
 import subprocess
@@ -43,6 +44,7 @@ def supervise(
     """
     if stop.reason:  # while this command was loading
         return _never_began()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have had it ignored: no exit code would be kept
     # A group of its own, or the terminal's Ctrl-C would reach the launcher, too.
     job = subprocess.Popen(
         command,
@@ -52,11 +54,14 @@ def supervise(
         preexec_fn=_end_with_parent,  # noqa: PLW1509 (unsafe beside threads, and there are none)
     )
     asked: list[int] = []
+    ordered: list[float] = []
 
     def hand_on(number: int, frame: FrameType | None) -> None:
         del frame
         again = number == signal.SIGINT and signal.SIGINT in asked
         asked.append(number)
+        if again:
+            ordered.append(time.monotonic())
         job.send_signal(signal.SIGTERM if again else signal.SIGUSR1)
         if number == signal.SIGINT and not again:
             print(ONCE, end="", file=sys.stderr, flush=True)
@@ -65,9 +70,9 @@ def supervise(
         signal.signal(number, hand_on)
     if stop.reason:  # while the launcher was being started
         hand_on(signal.SIGUSR1, None)
-    code = _wait(job, asked, together=together)
+    code = _wait(job, ordered, together=together)
     code = code if code >= 0 else 128 - code
-    if asked.count(signal.SIGINT) > 1:
+    if ordered:
         print(TWICE, end="", file=sys.stderr, flush=True)
         return int(ExitCode.INTERRUPTED)
     if asked and code == 128 + signal.SIGUSR1:  # the ranks were not yet listening
@@ -75,15 +80,19 @@ def supervise(
     return code
 
 
-def _wait(job: "subprocess.Popen[bytes]", asked: list[int], *, together: bool) -> int:
-    """Wait for a launcher, and end it where it waits in vain; return its exit code."""
+def _wait(job: "subprocess.Popen[bytes]", ordered: list[float], *, together: bool) -> int:
+    """Wait for a launcher, and end it where it waits in vain; return its exit code.
+
+    ``ordered`` holds when it was told to end at once, on the monotonic clock; orders may come in meanwhile.
+    """
     seen_s = 0.0
     while True:
-        try:
-            return job.wait(GRACE_S)
-        except subprocess.TimeoutExpired:
-            if asked.count(signal.SIGINT) > 1:
-                job.kill()
+        left_s = ordered[0] + GRACE_S - time.monotonic() if ordered else GRACE_S
+        if left_s <= 0:
+            job.kill()
+            return job.wait()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return job.wait(left_s)
         if not together:
             continue
         if has_ranks(job.pid):

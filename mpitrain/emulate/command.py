@@ -5,6 +5,7 @@ import shutil
 import sys
 from pathlib import Path
 
+from mpitrain.comm.outputs import write_output
 from mpitrain.comm.signals import StopRequest
 from mpitrain.emulate.emulation import Emulation
 from mpitrain.emulate.relay import addresses
@@ -30,9 +31,12 @@ def main(topology: Path, command: list[str], *, output: Path | None, show: bool,
         return int(error.exit_code)
     # Standard output is the command's.
     print("\n".join(counts.table()), file=sys.stderr, flush=True)
-    if output:
-        output.parent.mkdir(parents=True, exist_ok=True)
-        output.write_bytes(counts.to_json() + b"\n")
+    try:
+        if output:
+            write_output(output, counts.to_json().decode() + "\n", "--json")
+    except ConfigError as error:
+        print(f"mpitrain: {error}", file=sys.stderr, flush=True)
+        return code or int(error.exit_code)
     return code
 
 

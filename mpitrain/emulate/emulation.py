@@ -20,7 +20,7 @@ from mpitrain.emulate import processes, settings, warden
 from mpitrain.emulate.agent import HOSTS
 from mpitrain.emulate.counts import Counts
 from mpitrain.emulate.host import check_device
-from mpitrain.emulate.relay import ASK, addresses
+from mpitrain.emulate.relay import ASK, addresses, check_size
 from mpitrain.errors import ConfigError, LaunchError
 from mpitrain.topology.graph import check_connected
 from mpitrain.topology.model import Topology
@@ -30,6 +30,9 @@ PREFIX = "mpitrain-emulation."
 
 ANSWER_S = 30.0
 """Longest wait for an answer of a process of our own."""
+
+END_S = 15.0
+"""Longest wait for the warden to clear up; it gives processes that hang about half of that."""
 
 
 class Emulation:
@@ -45,7 +48,7 @@ class Emulation:
     Raises
     ------
     ConfigError
-        From entering: a site that no link reaches.
+        From entering: a site that no link reaches, or more sites than a process can have descriptors.
     LaunchError
         From entering: rights that are missing, with the remedy. From the others: the emulation has broken down.
     """
@@ -95,7 +98,7 @@ class Emulation:
         Before the hosts are made, a word stands for the folder that will be theirs.
         """
         found = settings.variables(self._mark, self._folder / "agent", self._folder / "hostfile")
-        return settings.wishes(self.topology) | found
+        return settings.wishes(self.topology, settings.open_mpi_version()) | found
 
     def inside(self, command: list[str], site: str | None = None) -> list[str]:
         """Return the command that runs another one on a host; start it with `environment` in addition."""
@@ -140,6 +143,7 @@ class Emulation:
             raise LaunchError(f"emulate: this is an emulated host already ({EMULATION}={outer}); start it outside")
         if not self.topology.slots:
             raise ConfigError(f"topology {self.topology.name}: no site has slots; give one slots = 1")
+        check_size(self.topology)
         check_connected(self.topology)
         check_device()
 
@@ -173,8 +177,7 @@ class Emulation:
         """Let the warden clear up, or do it where it is gone."""
         self._control.close()
         self._lifeline.close()
-        with contextlib.suppress(ChildProcessError):  # someone has told the kernel to keep no dead children
-            os.waitpid(self._warden, 0)
+        warden.join(self._warden, END_S)
         processes.end_all(partial(processes.members, self._mark, ()))
         shutil.rmtree(self._folder, ignore_errors=True)
 
@@ -184,8 +187,9 @@ def end_stale() -> None:
     processes.end_stale()
     for folder in _plain_folder().glob(f"{PREFIX}*"):
         mark = folder.name.removeprefix(PREFIX).rpartition(".")[0].replace("-", ":")
-        if not processes.is_alive(mark) and folder.stat().st_uid == os.geteuid():
-            shutil.rmtree(folder, ignore_errors=True)
+        with contextlib.suppress(FileNotFoundError):  # another emulator removes it at the same time
+            if not processes.is_alive(mark) and folder.stat().st_uid == os.geteuid():
+                shutil.rmtree(folder, ignore_errors=True)
 
 
 def _plain_folder() -> Path:

@@ -43,7 +43,7 @@ class Interrupted:
 
 @dataclass
 class Tally:
-    """What a direction of a link has been given, and what became of it; every packet is in one of the last six.
+    """What a direction of a link has been given, and what became of it: every packet arrived, or was full, lost or cut.
 
     Attributes
     ----------
@@ -138,11 +138,8 @@ class Wire:
         tally.arrived_bytes += nbytes
         return (end_s + self.direction.delay_s,)
 
-    def waiting_bytes(self, now_s: float) -> int:
-        """Return the bytes of the packets whose sending has not begun."""
-        return self._waiting_at(now_s)
-
     def _waiting_at(self, now_s: float) -> int:
+        """Return the bytes of the packets whose sending has not begun."""
         waiting = self._waiting
         while waiting and waiting[0][0] <= now_s:
             self._waiting_bytes -= waiting.popleft()[1]

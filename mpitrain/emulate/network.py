@@ -75,11 +75,6 @@ class Network:
         """When the next packet reaches a site; inf where none is under way."""
         return self._events[0][0] if self._events else float("inf")
 
-    @property
-    def under_way(self) -> int:
-        """Packets that are on a wire, copies included."""
-        return len(self._events)
-
     def _onward(self, time_s: float, hop: int, route: Route, packet: bytes) -> None:
         for arrival_s in route.wires[hop].send(time_s, len(packet) - self._header):
             heapq.heappush(self._events, (arrival_s, next(self._order), hop + 1, route, packet))

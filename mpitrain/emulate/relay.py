@@ -3,6 +3,7 @@
 import contextlib
 import gc
 import os
+import resource
 import select
 import socket
 import time
@@ -11,6 +12,7 @@ from collections.abc import Sequence
 from mpitrain.emulate.counts import Counts, Gauge, RelayLoad, link_counts
 from mpitrain.emulate.kernel import TUN_HEADER, sharpen_timers
 from mpitrain.emulate.network import Network, Route
+from mpitrain.errors import ConfigError
 from mpitrain.topology.model import Topology
 
 ROUNDS = 4
@@ -24,6 +26,25 @@ IPV4, VERSION, DEST = 4, TUN_HEADER, slice(TUN_HEADER + 16, TUN_HEADER + 20)
 """Version and address of the receiver in the header of a packet."""
 
 ASK = b"counts\n"
+
+SELECTABLE = 1024
+"""Descriptors from this one on select(2) does not take (FD_SETSIZE)."""
+
+SPARE = 64
+"""Descriptors that a process has beside those of the hosts."""
+
+
+def check_size(topology: Topology) -> None:
+    """Refuse more sites than there can be descriptors, one a host; raises ConfigError."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    scarce = allowed != resource.RLIM_INFINITY and allowed < SELECTABLE
+    most = max(0, (allowed if scarce else SELECTABLE) - SPARE)
+    if len(topology.sites) > most:
+        remedy = f"raise ulimit -n, which is {allowed}, or leave some out" if scarce else "leave some out"
+        raise ConfigError(
+            f"topology {topology.name}: expected at most {most} sites to emulate here, got {len(topology.sites)}; "
+            f"{remedy}"
+        )
 
 
 def addresses(topology: Topology) -> list[str]:

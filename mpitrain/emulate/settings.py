@@ -1,11 +1,15 @@
 """The variables under which a plain ``mpirun`` inside an emulation reaches its hosts, whichever MPI it belongs to."""
 
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
-from mpitrain.comm.family import MPICH, OPEN_MPI
+from mpitrain.comm.family import MPICH, OPEN_MPI, library
 from mpitrain.comm.hints import EMULATION
 from mpitrain.comm.machine import physical_cores
 from mpitrain.comm.transport import transport, user_settings
@@ -16,6 +20,11 @@ from mpitrain.topology.model import Topology
 
 SCHEDULERS = ("SLURM_", "PBS_", "LSB_", "PE_HOSTFILE")
 """How variables begin by which launchers recognize an allocation, whose hosts these are not."""
+
+NEWEST = (5, 0)
+"""Open MPI's version where none can be asked."""
+
+ASK_S = 20.0
 
 
 def variables(mark: str, agent: Path, hostfile: Path) -> dict[str, str]:
@@ -56,13 +65,35 @@ def variables(mark: str, agent: Path, hostfile: Path) -> dict[str, str]:
     return found
 
 
-def wishes(topology: Topology, environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """List what is good for the links of a topology, where the user has not said otherwise."""
+@cache
+def open_mpi_version() -> tuple[int, ...]:
+    """Ask the installed launcher for its version, without loading MPI; that of another MPI, or none, says 5.
+
+    The one beside this Python goes first, as in `launching.find_launcher`.
+    """
+    beside = Path(sys.executable).with_name("mpirun")
+    program = beside if beside.exists() else shutil.which("mpirun")
+    if program is None:
+        return NEWEST
+    try:
+        said = subprocess.run(
+            [program, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=ASK_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return NEWEST
+    found = library(said.stdout)
+    return found.version if found.open_mpi and found.version else NEWEST
+
+
+def wishes(
+    topology: Topology, open_mpi: tuple[int, ...], environment: Mapping[str, str] = os.environ
+) -> dict[str, str]:
+    """List what is good for the links of a topology in a version of Open MPI, where the user has not said otherwise."""
     ranks = topology.slots
     crowded = ranks > physical_cores(os.sched_getaffinity(0))
     user = user_settings(environment)
     found: dict[str, str] = {}
-    for family, version in ((MPICH, (4, 0)), (OPEN_MPI, (5, 0))):
+    for family, version in ((MPICH, (4, 0)), (OPEN_MPI, open_mpi)):
         settings = transport(family, version, bdp_bytes(topology, ranks), DEVICE, oversubscribed=crowded, user=user)
         found |= settings.environment
     return found

@@ -27,6 +27,9 @@ from mpitrain.topology.model import Topology
 NAMES = "names"
 """File in the folder of an emulation that its hosts see as /etc/hosts."""
 
+HOST_S = 20.0
+"""Longest wait for a host that is coming up; the emulator waits longer, and is told which one did not."""
+
 
 @dataclass(frozen=True)
 class Task:
@@ -59,6 +62,7 @@ def fork(body: Callable[[], None], *unwanted: socket.socket) -> int:
     """
     sys.stdout.flush()
     sys.stderr.flush()
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have had it ignored: no child could be waited for
     child = os.fork()
     if child:
         return child
@@ -72,6 +76,19 @@ def fork(body: Callable[[], None], *unwanted: socket.socket) -> int:
         traceback.print_exc()
     finally:
         os._exit(code)
+
+
+def join(process: int, limit_s: float) -> None:
+    """Wait for the end of a child, and kill it where that does not come in time."""
+    descriptor = os.pidfd_open(process)
+    try:
+        poll = select.poll()
+        poll.register(descriptor, select.POLLIN)
+        if not poll.poll(limit_s * 1e3):
+            os.kill(process, signal.SIGKILL)
+    finally:
+        os.close(descriptor)
+    os.waitpid(process, 0)
 
 
 def watch(task: Task, lifeline: socket.socket, control: socket.socket) -> None:
@@ -122,13 +139,17 @@ def _make_hosts(task: Task, children: list[int], unwanted: tuple[socket.socket, 
         children.append(fork(partial(_live, become, theirs), ours, *ends, *unwanted))
         theirs.close()
         ends.append(ours)
-    return [_receive(end) for end in ends]
+    return [_receive(end, site.name) for end, site in zip(ends, task.topology.sites, strict=True)]
 
 
-def _receive(end: socket.socket) -> int:
+def _receive(end: socket.socket, name: str) -> int:
     """Take the descriptor that a host sends; raises LaunchError with what it says instead."""
+    end.settimeout(HOST_S)
     with end:
-        message, descriptors, _, _ = socket.recv_fds(end, 4096, 1)
+        try:
+            message, descriptors, _, _ = socket.recv_fds(end, 4096, 1)
+        except TimeoutError:
+            raise LaunchError(f"emulate: the host {name} did not come up within {HOST_S:g} s; start again") from None
         if descriptors:
             return descriptors[0]
         raise LaunchError(message.decode() or "emulate: a host ended before it had begun")

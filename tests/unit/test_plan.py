@@ -245,7 +245,7 @@ def test_refusals(config, capsys, overrides, code, words):
 
 def test_a_file_that_cannot_be_written(config, capsys):
     assert main(config, 1, [], measure=False, output=config.parent) == 2
-    assert f"plan: cannot write {config.parent}" in capsys.readouterr().err
+    assert f"--json: cannot write {config.parent}" in capsys.readouterr().err
 
 
 def test_under_a_launcher(config, capsys, monkeypatch):

@@ -1,11 +1,13 @@
 """The relay between descriptors that are no network: what goes where, in which order, and how it is counted."""
 
+import os
 import socket
 import threading
 from dataclasses import replace
 
 import pytest
 
+from mpitrain.bench import relay as bench
 from mpitrain.emulate.counts import BINS, Counts, Gauge, RelayLoad, link_counts
 from mpitrain.emulate.kernel import TUN_HEADER
 from mpitrain.emulate.network import Network
@@ -130,6 +132,16 @@ def test_a_host_that_has_gone_stops_nobody():
     assert (counts.relay.refused_packets, counts.relay.delivered_packets) == (1, 1)
     assert counts.relay.unroutable_packets == busy.relay.unroutable_packets == 0
     assert len(wired.relay.watched) == 1 + 2  # for the emulator and two hosts
+
+
+def test_traffic_that_never_begins_is_not_waited_for(monkeypatch):
+    monkeypatch.setattr(bench, "HANG_S", 0.01)
+    reader, writer = os.pipe()
+    with os.fdopen(reader) as output, os.fdopen(writer, "w") as part:
+        assert not bench._is_ready(output)
+        part.write("ready\n")
+        part.flush()
+        assert bench._is_ready(output)
 
 
 def test_gauge():

@@ -52,3 +52,45 @@ def test_a_launcher_without_ranks_is_ended(monkeypatch, capfd, handlers):
     assert supervising.supervise(["sh", "-c", "sleep 0.5; exit 3"], StopRequest(), together=True) == 3
     monkeypatch.setattr(supervising, "has_ranks", lambda launcher: pytest.fail("nobody asked"))
     assert supervising.supervise(["sh", "-c", "sleep 0.5; exit 4"], StopRequest()) == 4
+
+
+class Deaf:
+    """A launcher that goes on until it is killed, on a clock of its own; ``orders`` come while it is waited for."""
+
+    pid = 0
+
+    def __init__(self, ordered, orders):
+        self.now_s = 100.0
+        self.killed_s = None
+        self._ordered, self._orders = ordered, orders
+
+    def wait(self, timeout=None):
+        if self.killed_s is not None:
+            return -signal.SIGKILL
+        end_s = self.now_s + timeout
+        self._ordered += [each for each in self._orders if self.now_s <= each < end_s]
+        self.now_s = end_s
+        raise subprocess.TimeoutExpired("deaf", timeout)
+
+    def kill(self):
+        self.killed_s = self.now_s
+
+
+@pytest.mark.parametrize("together", [False, True])
+def test_from_the_order_to_the_kill(monkeypatch, together):
+    """The first order counts, whenever it comes."""
+    ordered = []
+    job = Deaf(ordered, [107.9, 109.5])
+    monkeypatch.setattr(supervising.time, "monotonic", lambda: job.now_s)
+    monkeypatch.setattr(supervising, "has_ranks", lambda launcher: True)
+    assert supervising._wait(job, ordered, together=together) == -signal.SIGKILL
+    assert job.killed_s == pytest.approx(107.9 + supervising.GRACE_S)
+
+
+def test_an_exit_code_is_kept_whatever_was_inherited(handlers):
+    """A parent that ignores the end of its children hands that on."""
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        assert supervising.supervise(["sh", "-c", "exit 3"], StopRequest()) == 3
+    finally:
+        signal.signal(signal.SIGCHLD, before)
