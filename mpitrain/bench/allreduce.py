@@ -22,6 +22,9 @@ from mpitrain.errors import ConfigError
 from mpitrain.topology.load import load_topology
 from mpitrain.topology.model import Topology
 
+MAX_MB = 4_000
+"""Of a vector: there are several of it on every rank."""
+
 
 def main(
     ranks: int | None,
@@ -75,6 +78,8 @@ def make_cases(
     segments = segments or [ExchangeConfig().segment_kb]
     cases = []
     for megabytes in sizes:
+        if not megabytes <= MAX_MB:
+            raise ConfigError(f"bench: --size: expected at most {MAX_MB:,} MB, got {megabytes:g}")
         size = round(1e6 * megabytes / FLOAT32_BYTES)
         cases.append(peer_of(size))
         cases += [

@@ -42,4 +42,4 @@ def start(ranks: int | None, network: Network, stop: StopRequest) -> int:
     ranks = network.ranks(ranks)
     words, _ = launcher(ranks, network.wishes(ranks, allow_root=True, oversubscribe=True))
     network.check_reach(ranks)
-    return run([*words, sys.executable, "-m", "mpitrain", *sys.argv[1:]], network, stop)
+    return run([*words, sys.executable, "-m", "mpitrain", *sys.argv[1:]], network, stop, trains=False)

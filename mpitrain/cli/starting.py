@@ -18,16 +18,16 @@ def shown(command: list[str], network: Network) -> str:
     return shlex.join([*around, *command])
 
 
-def run(command: list[str], network: Network, stop: StopRequest, *, survive: bool = False) -> int:
+def run(command: list[str], network: Network, stop: StopRequest, *, survive: bool = False, trains: bool = True) -> int:
     """Run it to its end and return its exit code; wishes to stop are handed on. Raises LaunchError.
 
-    ``survive``: ranks may go on without others (see `Wishes`).
+    ``survive``: ranks may go on without others (see `Wishes`); ``trains``: as told to `supervise`.
     """
     ensure_home()
     together = not survive
     if not network.emulate:
-        return supervise(command, stop, together=together)
+        return supervise(command, stop, together=together, trains=trains)
     with importlib.import_module(EMULATION).Emulation(network.topology) as emulation:
-        code = int(emulation.run(command, stop=stop, together=together))
+        code = int(emulation.run(command, stop=stop, together=together, trains=trains))
     print("\n".join(emulation.counts().table()), flush=True)
     return code

@@ -88,9 +88,9 @@ def _refuse(here: int, cores: int, wishes: Wishes) -> None:
     crowded = here > cores and not wishes.oversubscribe and wishes.placement is None
     missing = ["--allow-root"] * (os.geteuid() == 0 and not wishes.allow_root) + ["--oversubscribe"] * crowded
     if missing:
+        who = f"{here} ranks on {cores} cores" if here else "ranks on other hosts"
         raise LaunchError(
-            f"launch: {here} ranks on {cores} cores{_user()} need more than Open MPI gives by itself; add "
-            f"{' '.join(missing)} to launch"
+            f"launch: {who}{_user()} need more than Open MPI gives by itself; add {' '.join(missing)} to launch"
         )
 
 

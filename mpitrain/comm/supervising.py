@@ -19,6 +19,9 @@ GRACE_S = 3.0
 LINGER_S = 30.0
 """For so long a launcher may go on without ranks on this host, which end together, if one of them fails."""
 
+TOLD = "\nmpitrain: the command is told to stop; Ctrl-C again ends at once\n"
+"""For someone at a terminal, where nothing is trained."""
+
 RANK = b"OMPI_COMM_WORLD_RANK="
 
 
@@ -28,6 +31,7 @@ def supervise(
     environment: Mapping[str, str] | None = None,
     *,
     together: bool = False,
+    trains: bool = True,
 ) -> int:
     """Run a launcher to its end, in this process's environment or another, and return its exit code.
 
@@ -41,9 +45,12 @@ def supervise(
     together : bool
         Whether the ranks end together. Then a launcher (of Open MPI) that goes on after those of this host is ended:
         it waits for a host that it has lost, up to a quarter of an hour.
+    trains : bool
+        Whether the ranks answer a wish to stop with a checkpoint. Anything else that it ends has the exit code of
+        shells, 128 and the signal's number.
     """
     if stop.reason:  # while this command was loading
-        return _never_began()
+        return _never_began() if trains else int(ExitCode.INTERRUPTED)
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # a parent may have had it ignored: no exit code would be kept
     # A group of its own, or the terminal's Ctrl-C would reach the launcher, too.
     job = subprocess.Popen(
@@ -64,7 +71,7 @@ def supervise(
             ordered.append(time.monotonic())
         job.send_signal(signal.SIGTERM if again else signal.SIGUSR1)
         if number == signal.SIGINT and not again:
-            print(ONCE, end="", file=sys.stderr, flush=True)
+            print(ONCE if trains else TOLD, end="", file=sys.stderr, flush=True)
 
     for number in STOP_SIGNALS:
         signal.signal(number, hand_on)
@@ -73,10 +80,11 @@ def supervise(
     code = _wait(job, ordered, together=together)
     code = code if code >= 0 else 128 - code
     if ordered:
-        print(TWICE, end="", file=sys.stderr, flush=True)
+        if trains:
+            print(TWICE, end="", file=sys.stderr, flush=True)
         return int(ExitCode.INTERRUPTED)
     if asked and code == 128 + signal.SIGUSR1:  # the ranks were not yet listening
-        return _never_began()
+        return _never_began() if trains else 128 + asked[0]
     return code
 
 

@@ -24,7 +24,7 @@ def main(topology: Path, command: list[str], *, output: Path | None, show: bool,
             print("\n".join([*describe(emulation), shlex.join(command)]))
             return 0
         with emulation:
-            code = emulation.run(command, stop=stop)
+            code = emulation.run(command, stop=stop, trains=False)
         counts = emulation.counts()
     except MpitrainError as error:
         print(f"mpitrain: {error}", file=sys.stderr, flush=True)

@@ -106,11 +106,17 @@ class Emulation:
         return [sys.executable, "-m", "mpitrain.emulate.agent", str(self._folder), "--exec", name, *command]
 
     def run(
-        self, command: list[str], site: str | None = None, *, stop: StopRequest | None = None, together: bool = False
+        self,
+        command: list[str],
+        site: str | None = None,
+        *,
+        stop: StopRequest | None = None,
+        together: bool = False,
+        trains: bool = True,
     ) -> int:
         """Run a command on a host to its end, handing signals on, and return its exit code; main thread only.
 
-        ``together`` is told to `supervise`.
+        ``together`` and ``trains`` are told to `supervise`.
 
         Raises
         ------
@@ -118,7 +124,8 @@ class Emulation:
             The relay has ended, and the command with it.
         """
         variables = settings.inherited() | self.environment()
-        code = supervise(self.inside(command, site), stop or StopRequest(), variables, together=together)
+        inside = self.inside(command, site)
+        code = supervise(inside, stop or StopRequest(), variables, together=together, trains=trains)
         self.counts()
         return code
 

@@ -97,6 +97,9 @@ def test_unknown_streams(text):
 def test_unknown_collectives():
     with pytest.raises(ConfigError, match="--collective: expected one of native, ring, direct, server, got 'star'"):
         make_cases([1], ["star"], ["int8"], [])
+    for size in (float("inf"), 1e9):
+        with pytest.raises(ConfigError, match=r"--size: expected at most 4,000 MB, got"):
+            make_cases([size], ["ring"], ["int8"], [])
 
 
 def test_records_by_hand():

@@ -54,6 +54,20 @@ def test_a_launcher_without_ranks_is_ended(monkeypatch, capfd, handlers):
     assert supervising.supervise(["sh", "-c", "sleep 0.5; exit 4"], StopRequest()) == 4
 
 
+@pytest.mark.parametrize(("trains", "code"), [(True, ExitCode.STOPPED), (False, 128 + signal.SIGUSR1)])
+def test_what_does_not_train_needs_no_other_start(handlers, trains, code):
+    """Told to stop while it was being started, a launcher dies of the signal that asks ranks for a checkpoint."""
+
+    class Late:
+        reasons = iter(["", "SIGTERM"])
+
+        @property
+        def reason(self):
+            return next(self.reasons)
+
+    assert supervising.supervise(["sleep", "1000"], Late(), trains=trains) == code
+
+
 class Deaf:
     """A launcher that goes on until it is killed, on a clock of its own; ``orders`` come while it is waited for."""
 
