@@ -83,7 +83,7 @@ def test_peers_are_built_where_all_ranks_can_import_them(axis, missing_on, capsy
     ours = SimpleNamespace(alone=step, ways=[step])
     lacks = missing_on is not None and axis.rank == missing_on % axis.size
     peers = command._peers(axis, no_torch if lacks else lambda: TwinPeers, ours, timeout_s=60.0)
-    told = capsys.readouterr().out
+    told = " ".join(capsys.readouterr().out.split())  # lines are wrapped
     assert (peers is None) == (missing_on is not None)
     if missing_on is not None and axis.rank == 0:
         assert f"torch cannot be imported on rank {missing_on % axis.size} (No module named 'torch')" in told
@@ -96,7 +96,7 @@ def test_a_table_with_and_without_peers(axis, tmp_path, capsys):
     request = Request(None, [*TINY, "data.test_samples=16"], ["raw", "int8"], 1, 1)
     path = tmp_path / "records.json"
     command._measure(axis, request, no_torch, path)
-    told = capsys.readouterr().out
+    told = " ".join(capsys.readouterr().out.split())  # lines are wrapped
     assert ("exposed: step minus the same step without exchange" in told) == (axis.rank == 0)
     assert path.exists() == (axis.rank == 0)
     if axis.rank == 0:
