@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from types import FrameType
 
@@ -62,17 +62,7 @@ def supervise(
     )
     asked: list[int] = []
     ordered: list[float] = []
-
-    def hand_on(number: int, frame: FrameType | None) -> None:
-        del frame
-        again = number == signal.SIGINT and signal.SIGINT in asked
-        asked.append(number)
-        if again:
-            ordered.append(time.monotonic())
-        job.send_signal(signal.SIGTERM if again else signal.SIGUSR1)
-        if number == signal.SIGINT and not again:
-            print(ONCE if trains else TOLD, end="", file=sys.stderr, flush=True)
-
+    hand_on = _handler(job, asked, ordered, ONCE if trains else TOLD)
     for number in STOP_SIGNALS:
         signal.signal(number, hand_on)
     if stop.reason:  # while the launcher was being started
@@ -86,6 +76,24 @@ def supervise(
     if asked and code == 128 + signal.SIGUSR1:  # the ranks were not yet listening
         return _never_began() if trains else 128 + asked[0]
     return code
+
+
+def _handler(
+    job: "subprocess.Popen[bytes]", asked: list[int], ordered: list[float], once: str
+) -> Callable[[int, FrameType | None], None]:
+    """Make what hands signals on to a launcher: it notes them in ``asked``, and in ``ordered`` when to end at once."""
+
+    def hand_on(number: int, frame: FrameType | None) -> None:
+        del frame
+        again = number == signal.SIGINT and signal.SIGINT in asked
+        asked.append(number)
+        if again:
+            ordered.append(time.monotonic())
+        job.send_signal(signal.SIGTERM if again else signal.SIGUSR1)
+        if number == signal.SIGINT and not again:
+            print(once, end="", file=sys.stderr, flush=True)
+
+    return hand_on
 
 
 def _wait(job: "subprocess.Popen[bytes]", ordered: list[float], *, together: bool) -> int:

@@ -10,6 +10,7 @@ from mpitrain.comm.signals import StopRequest
 from mpitrain.emulate.emulation import Emulation
 from mpitrain.emulate.relay import addresses
 from mpitrain.errors import ConfigError, MpitrainError
+from mpitrain.topology import describe as tables
 from mpitrain.topology.load import load_topology
 
 
@@ -41,10 +42,12 @@ def main(topology: Path, command: list[str], *, output: Path | None, show: bool,
 
 
 def describe(emulation: Emulation) -> list[str]:
-    """List the hosts, and the variables around the command."""
+    """List sites, links and paths, the hosts, and the variables around the command, as a script that sets these."""
     sites = emulation.topology.sites
     hosts = zip(sites, addresses(emulation.topology), strict=True)
     return [
+        *(f"# {line}".rstrip() for line in tables.describe(emulation.topology)),
+        "#",
         *(f"# {site.name}: {address}, {site.slots} slots" for site, address in hosts),
         *(f"export {name}={shlex.quote(value)}" for name, value in emulation.environment().items()),
     ]

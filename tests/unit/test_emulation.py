@@ -150,6 +150,9 @@ def test_counts_that_cannot_be_written_keep_the_exit_code(monkeypatch, tmp_path,
 
 def test_description(monkeypatch):
     lines = describe(Emulation(PAIR))
+    first = max(number for number, line in enumerate(lines) if line == "#")  # tables before, hosts after
+    assert lines[0].startswith("# topology topology: 3 sites, 3 slots, 2 links, a tree below hub")
+    lines = lines[first + 1 :]
     assert lines[:3] == ["# hub: 10.77.0.1, 0 slots", "# one: 10.77.0.2, 2 slots", "# two: 10.77.0.3, 1 slots"]
     assert all(line.startswith("export ") for line in lines[3:])
 
