@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mpitrain.kernels import jit
+from mpitrain.kernels import storage
 from tests.system.helpers import (
     NOBODY,
     ROOT,
@@ -92,6 +92,6 @@ def test_no_folder_at_all(monkeypatch):
         raise FileNotFoundError(2, "No usable temporary directory found")
 
     monkeypatch.delenv("NUMBA_CACHE_DIR", raising=False)
-    monkeypatch.setattr(jit.tempfile, "gettempdir", nothing)
-    monkeypatch.setattr(jit, "_writable", lambda folder: False)
-    assert jit._choose_folder() is None
+    monkeypatch.setattr(storage.tempfile, "gettempdir", nothing)
+    monkeypatch.setattr(storage, "_writable", lambda folder: False)
+    assert storage.choose_folder() is None
