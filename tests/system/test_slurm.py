@@ -151,15 +151,17 @@ def test_stop_and_requeue(cluster, project):
     await_restart(cluster, job, 2)
     second = max(committed_steps(run / "checkpoints"))
     assert second > first
-    configure(project, steps=second + 2, every=2)
+    steps = second + 20  # what Slurm kills may save once more after the job is back in the queue
+    configure(project, steps=steps, every=2)
     assert cluster.await_end(job) == {"COMPLETED"}, log(project)
     text = log(project)
     assert re.findall(r"start (\d) of job (\d+) on bs\[0-3\]", text) == [(str(n), job) for n in (1, 2, 3)]
     assert f"resume    from step {first} (start 2 of this run)" in text
-    assert f"resume    from step {second} (start 3 of this run)" in text
-    assert [row["step"] for row in rows(run)] == list(range(1, second + 3))
+    (third,) = re.findall(r"resume    from step (\d+) \(start 3 of this run\)", text)
+    assert second <= int(third) < steps
+    assert [row["step"] for row in rows(run)] == list(range(1, steps + 1))
     found = summary(run)
-    assert (found["steps"], found["ranks"], found["collective"]) == (second + 2, 4, "ring")
+    assert (found["steps"], found["ranks"], found["collective"]) == (steps, 4, "ring")
     assert found["replicas_identical"] is True
 
 

@@ -246,7 +246,7 @@ def test_eval(tmp_path):
 
 
 STUB = """#!/usr/bin/env bash
-echo "$@" >> calls
+printf "%s\\n" "$*" >> calls
 trap 'exit 75' USR1
 for _ in $(seq 600); do sleep 0.1; done
 """
