@@ -26,7 +26,7 @@ def main(ledger: str, filters: str) -> int:
 
 def passed_elsewhere(name: str, passed: set[str]) -> bool:
     """Without parameters on the one rank that collects here, the test has some on other numbers of ranks."""
-    return name.endswith("[NOTSET]") and any(other.startswith(name.removesuffix("NOTSET]")) for other in passed)
+    return name.endswith("NOTSET]") and any(other.startswith(name.removesuffix("NOTSET]")) for other in passed)
 
 
 if __name__ == "__main__":
