@@ -8,12 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpitrain.bench.ranks import on_ranks
 from mpitrain.bench.records import Record, show
 from mpitrain.comm.agreement import agree
 from mpitrain.comm.grid import Axis
 from mpitrain.comm.outputs import write_output
 from mpitrain.comm.probing import Limits, Way, host_names, probe
-from mpitrain.comm.runtime import Position, fail, finish, start
 from mpitrain.errors import LaunchError
 from mpitrain.topology.dump import dump_topology
 from mpitrain.topology.links import default_mtu
@@ -41,18 +41,16 @@ class Station:
 
 def main(*, seconds: float, out: Path | None, json: Path | None) -> int:
     """Measure; rank 0 prints the table and writes the files. Collective over all ranks of the job."""
-    try:
-        axis = Axis(start(), "world")
+
+    def on(axis: Axis) -> None:
         names = host_names(axis)
         stations = agree(axis, lambda: find_stations(names))
         ways = probe(axis, [station.rank for station in stations], Limits(seconds))
         if axis.rank == 0:
             _tell(stations, ways, axis.size, json)
         agree(axis, lambda: _write(out, measured(stations, ways)) if out and axis.rank == 0 else None)
-        finish()
-    except BaseException as error:  # whatever it is, no rank may be left waiting
-        fail(error, Position())
-    return 0
+
+    return on_ranks("world", None, on)
 
 
 def find_stations(addresses: Sequence[str]) -> list[Station]:
