@@ -4,6 +4,7 @@ import faulthandler
 import os
 import sys
 import tempfile
+import time
 import traceback
 from dataclasses import dataclass
 from typing import NoReturn
@@ -26,6 +27,12 @@ THREAD_LEVELS = {
 
 NEEDED = MPI.THREAD_FUNNELED
 """One thread calls MPI, and others read data beside it."""
+
+ABORT_STEP_S, ABORT_SPAN_S = 0.5, 8.0
+"""Seconds from one rank's abort to the next one's after a death that all were told of, and from the first to the last.
+
+The first one ends the others before their turn.
+"""
 
 
 @dataclass
@@ -118,6 +125,9 @@ def fail(error: BaseException, position: Position) -> NoReturn:
     sys.stderr.write(text)
     sys.stderr.flush()
     if running and not alone:
+        if getattr(error, "bereaved", False):
+            # Told of one death, many ranks abort; at the same time, Open MPI 5's launcher waits for ever, or returns 0.
+            time.sleep(min(rank * ABORT_STEP_S, ABORT_SPAN_S))
         # If the launcher does not end us after the abort, the kernel does.
         faulthandler.dump_traceback_later(10, exit=True)
         MPI.COMM_WORLD.Abort(code)

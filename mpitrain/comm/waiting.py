@@ -84,7 +84,9 @@ class telling_deaths:  # noqa: N801  (used like a function)
             return
         classes = {error.Get_error_class(), *(status.Get_error() for status in self._statuses)}
         if classes & {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED}:
-            raise PeerLostError(f"{self._label}: the peer has died") from None
+            lost = PeerLostError(f"{self._label}: the peer has died")
+            lost.bereaved = True
+            raise lost from None
 
 
 class Requests:

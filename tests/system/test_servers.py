@@ -1,5 +1,7 @@
 """Workers and servers that die: everyone ends, somebody is named, and the run goes on from its checkpoint."""
 
+import re
+
 import pytest
 
 from mpitrain.errors import ExitCode
@@ -64,5 +66,15 @@ def test_a_dead_server_is_named_by_the_workers(tmp_path):
     config, _ = write_config(tmp_path, steps=8)
     result = train(3, config, *SERVER, fault="kill:rank=2,step=3", survive=True)
     assert result.returncode == ExitCode.MPI, result.stderr
-    assert "server 0 (rank 2 of all): the peer has died" in result.stderr
+    assert re.search(r"server 0 \(rank 2 of all\)[^:]*: the peer has died", result.stderr), result.stderr
+    assert gone(str(config), 15)
+
+
+def test_a_death_in_a_ring_ends_also_those_that_do_not_talk_to_the_dead(tmp_path):
+    """Under ULFM, only the neighbours are told; one of them ends the others, who would wait until the time limit."""
+    config, _ = write_config(tmp_path, steps=8)
+    result = train(4, config, "--set", "exchange.collective=ring", fault="kill:rank=2,step=3", survive=True)
+    assert result.returncode == ExitCode.MPI, result.stderr
+    assert "rank 2 of the data axis (rank 2 of all): the peer has died" in result.stderr
+    assert "no message for" not in result.stderr
     assert gone(str(config), 15)
