@@ -71,7 +71,15 @@ class LaunchError(MpitrainError):
 
 
 class PeerLostError(LaunchError):
-    """A peer stayed silent for longer than ``network.peer_timeout_s``."""
+    """A peer stayed silent for longer than ``network.peer_timeout_s``.
+
+    Attributes
+    ----------
+    grace_s : float
+        What another rank, which saves what there is, is left before the job is ended.
+    """
+
+    grace_s = 0.0
 
 
 class ProtocolError(LaunchError):

@@ -30,6 +30,6 @@ class Native(Reducer):
         ]
         run.traffic.sent_bytes += values.nbytes
         run.traffic.messages += len(requests)
-        yield Requests(requests, f"the {run.axis.name} axis to join MPI_Iallreduce")
+        yield Requests(requests, f"the {run.axis.name} axis to join MPI_Iallreduce", run.watch)
         run.traffic.received_bytes += values.nbytes
         run.nonfinite = count_not_finite(values) > 0

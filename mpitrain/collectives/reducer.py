@@ -12,9 +12,37 @@ from mpitrain.codecs.base import Codec
 from mpitrain.collectives.base import Bucket, BucketState, Event, Traffic, Transport
 from mpitrain.collectives.run import Activity, Run, Steps
 from mpitrain.comm.grid import Axis
-from mpitrain.comm.waiting import wait
+from mpitrain.comm.waiting import Watch, wait
 from mpitrain.kernels.reduce import count_not_finite
 from mpitrain.partition import chunk_bounds
+
+
+class Underway:
+    """All sums of a reducer that are under way. Waiting for one drives them all: ranks may wait in different orders.
+
+    Attributes
+    ----------
+    sums : list of Pending
+    watch : Watch
+        Of all their messages: a look at them costs one call to MPI.
+    """
+
+    def __init__(self) -> None:
+        self.sums: list[Pending] = []
+        self.watch = Watch()
+        self._seen = 0
+
+    def advance(self) -> None:
+        """Advance all as far as possible without blocking."""
+        self.watch.look()
+        while self._seen != self.watch.completed:
+            self._seen = self.watch.completed
+            for pending in self.sums:
+                pending.advance()
+
+    def worked(self) -> float:
+        """Sum the seconds that all have spent on coding."""
+        return sum(pending.traffic.encode_s + pending.traffic.decode_s for pending in self.sums)
 
 
 class Pending:
@@ -24,9 +52,8 @@ class Pending:
     ----------
     run, steps
         What it has cost so far, and the generator that does it.
-    active : list of Pending
-        All sums of the reducer that are under way. Waiting for one drives them all, so that ranks may wait for them
-        in different orders.
+    underway : Underway
+        Joined until the sum is complete.
 
     Attributes
     ----------
@@ -34,13 +61,13 @@ class Pending:
         Valid once complete, the same on all ranks: some rank's values were not finite, and the sum means nothing.
     """
 
-    def __init__(self, run: Run, steps: Steps, active: "list[Pending]", timeout_s: float) -> None:
+    def __init__(self, run: Run, steps: Steps, underway: Underway, timeout_s: float) -> None:
         self._run = run
-        self._active = active
+        self._underway = underway
         self._timeout_s = timeout_s
         self._steps = Activity(steps)
-        self._advance()
-        active.append(self)
+        self.advance()
+        underway.sums.append(self)
 
     @property
     def nonfinite(self) -> bool:
@@ -54,27 +81,18 @@ class Pending:
 
     @property
     def progress(self) -> int:
-        """Count what was heard from peers, for all sums under way."""
-        return sum(pending._heard for pending in self._active)
-
-    @property
-    def _heard(self) -> int:
-        current = self._steps.current
-        return self._run.heard + (current.progress if current else 0)
+        """Count what has come or left, for all sums under way."""
+        return self._underway.watch.completed
 
     def poll(self) -> bool:
         """Advance all sums as far as possible without blocking; return whether this one is complete."""
-        for pending in self._active:
-            pending._advance()
+        self._underway.advance()
         return self._steps.current is None
 
-    def _advance(self) -> None:
+    def advance(self) -> None:
+        """Advance this one as far as what has come allows."""
         while self._steps.advance():
             pass
-
-    def _worked(self) -> float:
-        """Sum the seconds that all sums under way have spent on coding: waiting goes on with it."""
-        return sum(pending.traffic.encode_s + pending.traffic.decode_s for pending in self._active)
 
     def waiting_for(self) -> str:
         """Name the peer that is missing."""
@@ -82,18 +100,18 @@ class Pending:
 
     def wait(self) -> Traffic:
         """Complete the sum; raises PeerLostError, ProtocolError, CodecError."""
-        worked, begin = self._worked(), time.perf_counter()
+        worked, begin = self._underway.worked(), time.perf_counter()
         try:
             wait(self, timeout_s=self._timeout_s)
-            self.traffic.wait_s += max(0.0, self._run.spent("wait", begin) - (self._worked() - worked))
+            self.traffic.wait_s += max(0.0, self._run.spent("wait", begin) - (self._underway.worked() - worked))
         finally:
             self.close()
         return self.traffic
 
     def close(self) -> None:
         """Leave the sums under way, and withdraw what is still open after an error."""
-        if self in self._active:
-            self._active.remove(self)
+        if self in self._underway.sums:
+            self._underway.sums.remove(self)
         if self._steps.current is not None:
             for request in self._run.receives:
                 request.cancel()
@@ -126,7 +144,7 @@ class Reducer(ABC):
         self.axis = axis
         self.events: list[Event] | None = None
         self.transport = transport or Transport()
-        self._active: list[Pending] = []
+        self._underway = Underway()
 
     def open(
         self, bucket: Bucket, codec: Codec, memory: str, *, chunks: list[tuple[int, int]] | None = None
@@ -164,9 +182,9 @@ class Reducer(ABC):
         return self._start(state, key, self.steps if self.axis.size > 1 else self._alone)
 
     def _start(self, state: BucketState, key: int, steps: Callable[[Run], Steps]) -> Pending:
-        run = Run(self.axis, self.transport, state, key, self.events)
+        run = Run(self.axis, self.transport, state, key, self._underway.watch, self.events)
         state.sequence += 1
-        return Pending(run, steps(run), self._active, self.transport.timeout_s)
+        return Pending(run, steps(run), self._underway, self.transport.timeout_s)
 
     @abstractmethod
     def steps(self, run: Run) -> Steps:

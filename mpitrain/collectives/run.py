@@ -3,43 +3,33 @@
 import time
 from collections.abc import Generator
 
-from mpi4py import MPI
-
 from mpitrain.arrays import Floats
 from mpitrain.collectives.base import BucketState, Event, Stream, Traffic, Transport
 from mpitrain.collectives.segments import Segment
 from mpitrain.comm.frame import Flag, Tag
 from mpitrain.comm.grid import Axis
-from mpitrain.comm.waiting import Requests, Waitable, telling_deaths
+from mpitrain.comm.waiting import Requests, Waitable, Watch
 
 Steps = Generator[Waitable, None, None]
-"""A part of a collective: reads like a blocking program and yields whatever it waits for."""
+"""A part of a collective: reads like a blocking program and yields whatever it waits for, watched by its Run."""
 
 
 class Turn:
-    """Waits for nothing, but gives MPI, and what else goes on beside, a turn.
-
-    Parameters
-    ----------
-    request : MPI.Request
-        Any that is not yet known to be complete: testing it lets MPI get on with all of them.
-    """
+    """Waits for nothing, but gives MPI, and what else goes on beside, a turn."""
 
     progress = 0
 
-    def __init__(self, request: MPI.Request, label: str) -> None:
-        self._request = request
-        self._label = label
+    def __init__(self, watch: Watch) -> None:
+        self._watch = watch
 
     def poll(self) -> bool:
-        """Be complete."""
-        with telling_deaths(self._label):
-            self._request.Get_status()
+        """Be complete, after a look at all messages; raises PeerLostError."""
+        self._watch.look()
         return True
 
     def waiting_for(self) -> str:
-        """Name what MPI gets on with."""
-        return self._label
+        """Name nothing."""
+        return "nothing"
 
 
 class Activity:
@@ -73,23 +63,22 @@ class Together:
         self._activities = [Activity(steps) for steps in parts]
 
     @property
-    def _open(self) -> list[Waitable]:
-        return [activity.current for activity in self._activities if activity.current is not None]
-
-    @property
     def progress(self) -> int:
         """Grow with what they are waiting for."""
-        return sum(current.progress for current in self._open)
+        return sum(current.progress for current in self._open())
 
     def poll(self) -> bool:
         """Advance all of them as far as possible without blocking; return whether all have ended."""
-        while sum(activity.advance() for activity in self._activities):  # every one has a turn, unlike with any()
+        while sum([activity.advance() for activity in self._activities]):  # every one has a turn, unlike with any()
             pass
-        return not self._open
+        return not self._open()
 
     def waiting_for(self) -> str:
         """Name what the first of them that has not ended waits for."""
-        return self._open[0].waiting_for() if self._open else "nothing"
+        return next((current.waiting_for() for current in self._open()), "nothing")
+
+    def _open(self) -> list[Waitable]:
+        return [activity.current for activity in self._activities if activity.current is not None]
 
 
 class Run:
@@ -103,38 +92,35 @@ class Run:
         Whether something that is not finite was met so far.
     receives : list of Requests
         All that were posted.
-    heard : int
-        Messages that were taken.
+    sends : Requests
+        Everything sent so far.
+    turn : Turn
+        A turn for others, after something was sent.
+    watch : Watch
+        Of all requests: what is yielded must be watched by it.
     """
 
     def __init__(
-        self, axis: Axis, transport: Transport, state: BucketState, key: int, events: list[Event] | None = None
+        self,
+        axis: Axis,
+        transport: Transport,
+        state: BucketState,
+        key: int,
+        watch: Watch,
+        events: list[Event] | None = None,
     ) -> None:
         self.axis = axis
         self.events = events
         self.state = state
         self.traffic = Traffic()
         self.nonfinite = False
+        self.watch = watch
+        self.turn = Turn(watch)
         self.receives: list[Requests] = []
-        self.heard = 0
+        self.sends = Requests([], f"the {axis.name} axis to take what rank {axis.rank} sent", watch)
         self._key = key
         self._transport = transport
-        self._sends: list[MPI.Request] = []
         self._sequence = state.sequence
-
-    @property
-    def sends(self) -> Requests:
-        """Everything sent so far."""
-        return Requests(self._sends, self._sending)
-
-    @property
-    def turn(self) -> Turn:
-        """A turn for others, after something was sent."""
-        return Turn(self._sends[-1], self._sending)
-
-    @property
-    def _sending(self) -> str:
-        return f"the {self.axis.name} axis to take what rank {self.axis.rank} sent"
 
     def values(self, segment: Segment) -> Floats:
         """Return a segment of the vector, a view."""
@@ -164,20 +150,22 @@ class Run:
     def send(self, stream: Stream, segment: Segment, dest: int, tag: Tag) -> None:
         """Start sending the segment's frame; ``turn`` may be yielded then."""
         frame, number = stream.frames[segment.index], tag.of_bucket(self.state.bucket.index)
-        self._sends += frame.send(self.axis, dest, number, piece_bytes=self._transport.piece_bytes)
+        self.sends.add(frame.send(self.axis, dest, number, piece_bytes=self._transport.piece_bytes))
         self.traffic.sent_bytes += frame.nbytes
         self.traffic.messages += 1
 
     def post(self, stream: Stream, source: int, tag: Tag) -> list[Requests]:
         """Post the receives of all segments, in the order in which they are sent."""
         number, piece_bytes = tag.of_bucket(self.state.bucket.index), self._transport.piece_bytes
-        requests = [frame.receive(self.axis, source, number, piece_bytes=piece_bytes) for frame in stream.frames]
+        requests = [
+            frame.receive(self.axis, source, number, piece_bytes=piece_bytes, watch=self.watch)
+            for frame in stream.frames
+        ]
         self.receives += requests
         return requests
 
     def decode(self, stream: Stream, segment: Segment, request: Requests, out: Floats, *, add: bool) -> bool:
         """Open a received segment and decode it into (or add it to) ``out``; return whether it was finite."""
-        self.heard += 1
         self.traffic.received_bytes += request.received_bytes
         frame, expected = stream.frames[segment.index], self.state.expected(segment, self._sequence)
         payload = frame.open(request.received_bytes, expected, request.waiting_for())

@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from mpitrain.arrays import Bytes, aligned_empty
 from mpitrain.comm.grid import Axis
-from mpitrain.comm.waiting import Requests, telling_deaths
+from mpitrain.comm.waiting import Requests, Watch, telling_deaths
 from mpitrain.errors import ProtocolError
 
 HEADER_BYTES = 16
@@ -141,12 +141,12 @@ class Frame:
                 for a, b in self._pieces(piece_bytes)
             ]
 
-    def receive(self, axis: Axis, source: int, tag: int, *, piece_bytes: int) -> Requests:
+    def receive(self, axis: Axis, source: int, tag: int, *, piece_bytes: int, watch: Watch | None = None) -> Requests:
         """Post the receives of one message."""
         with telling_deaths(axis.label(source)):
             pieces = self._pieces(piece_bytes)
             requests = [axis.comm.Irecv([self.buffer[a:b], MPI.BYTE], source, tag) for a, b in pieces]
-        return Requests(requests, axis.label(source))
+        return Requests(requests, axis.label(source), watch)
 
     def _pieces(self, piece_bytes: int) -> list[tuple[int, int]]:
         # As many pieces as the largest message needs, empty ones at the end: the receiver does not know the size.

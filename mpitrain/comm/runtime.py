@@ -12,7 +12,7 @@ from typing import NoReturn
 import mpi4py
 
 from mpitrain.comm.hints import REMEDIES, SIZE_HINTS, hinted_rank, hinted_size
-from mpitrain.errors import ExitCode, LaunchError, MpitrainError
+from mpitrain.errors import ExitCode, LaunchError, MpitrainError, PeerLostError
 
 mpi4py.rc(initialize=False, finalize=False)
 from mpi4py import MPI  # noqa: E402  (the two options only work before this import)
@@ -125,9 +125,9 @@ def fail(error: BaseException, position: Position) -> NoReturn:
     sys.stderr.write(text)
     sys.stderr.flush()
     if running and not alone:
-        if getattr(error, "bereaved", False):
+        if isinstance(error, PeerLostError):
             # Told of one death, many ranks abort; at the same time, Open MPI 5's launcher waits for ever, or returns 0.
-            time.sleep(min(rank * ABORT_STEP_S, ABORT_SPAN_S))
+            time.sleep(error.grace_s + min(rank * ABORT_STEP_S, ABORT_SPAN_S) * error.bereaved)
         # If the launcher does not end us after the abort, the kernel does.
         faulthandler.dump_traceback_later(10, exit=True)
         MPI.COMM_WORLD.Abort(code)

@@ -98,6 +98,8 @@ class Requests:
         Owned from now on.
     label : str
         What they carry and from whom, for the message of a timeout.
+    watch : Watch, optional
+        What tests them, together with others; where left out, every ``poll`` does.
 
     Attributes
     ----------
@@ -105,12 +107,20 @@ class Requests:
         Sum of the sizes of the completed receives.
     """
 
-    def __init__(self, requests: Sequence[MPI.Request], label: str) -> None:
-        self._requests = list(requests)
-        self._statuses = [MPI.Status() for _ in self._requests]
-        self._open = len(self._requests)
+    def __init__(self, requests: Sequence[MPI.Request], label: str, watch: "Watch | None" = None) -> None:
+        self._requests: list[MPI.Request] = []
+        self._open = 0
         self._label = label
+        self._watch = watch
         self.received_bytes = 0
+        self.add(requests)
+
+    def add(self, requests: Sequence[MPI.Request]) -> None:
+        """Wait for more requests."""
+        self._requests += requests
+        self._open += len(requests)
+        if self._watch:
+            self._watch.add(self, requests)
 
     @property
     def progress(self) -> int:
@@ -118,13 +128,29 @@ class Requests:
         return len(self._requests) - self._open
 
     def poll(self) -> bool:
-        """Test the open requests; raises PeerLostError where MPI tells that a peer has died (it can under ULFM)."""
-        if self._open:
-            with telling_deaths(self._label, self._statuses):
-                done = MPI.Request.Testsome(self._requests, self._statuses) or []
-            self._open -= len(done)
-            self.received_bytes += sum(self._statuses[i].Get_count(MPI.BYTE) for i in range(len(done)))
+        """Return whether all are complete; tests those that nobody watches.
+
+        Raises
+        ------
+        PeerLostError
+            MPI tells that a peer has died, as it can under ULFM.
+        """
+        if self._open and not self._watch:
+            self.test()
         return not self._open
+
+    def test(self) -> None:
+        """Test the open requests; raises PeerLostError."""
+        statuses = [MPI.Status() for _ in self._requests]
+        with telling_deaths(self._label, statuses):
+            done = MPI.Request.Testsome(self._requests, statuses) or []
+        for status in statuses[: len(done)]:
+            self.take(status)
+
+    def take(self, status: MPI.Status) -> None:
+        """Take note that one of them is complete."""
+        self._open -= 1
+        self.received_bytes += status.Get_count(MPI.BYTE)
 
     def waiting_for(self) -> str:
         """Name what is missing."""
@@ -136,6 +162,48 @@ class Requests:
             if request != MPI.REQUEST_NULL:
                 request.Cancel()
                 request.Free()
+
+
+class Watch:
+    """Tests the open requests of many sets with one call to MPI.
+
+    Attributes
+    ----------
+    completed : int
+        Requests that were found complete so far.
+    """
+
+    def __init__(self) -> None:
+        self._requests: list[MPI.Request] = []
+        self._owners: list[Requests] = []
+        self._statuses: list[MPI.Status] = []
+        self.completed = 0
+
+    def add(self, owner: Requests, requests: Sequence[MPI.Request]) -> None:
+        """Watch more requests of a set."""
+        self._requests += requests
+        self._owners += [owner] * len(requests)
+        self._statuses += [MPI.Status() for _ in range(len(self._requests) - len(self._statuses))]
+
+    def look(self) -> None:
+        """Test all; raises PeerLostError."""
+        if not self._requests:
+            return
+        try:
+            done = MPI.Request.Testsome(self._requests, self._statuses)
+        except MPI.Exception:
+            for owner in self._owners:
+                owner.test()  # raises with the name of the one that has failed
+            raise
+        if not done:
+            return
+        for index, status in zip(done, self._statuses, strict=False):
+            self._owners[index].take(status)
+        self.completed += len(done)
+        gone = set(done)
+        left = [index for index in range(len(self._requests)) if index not in gone]
+        self._requests = [self._requests[index] for index in left]
+        self._owners = [self._owners[index] for index in left]
 
 
 def wait_all(requests: Sequence[MPI.Request], label: str, *, timeout_s: float) -> float:

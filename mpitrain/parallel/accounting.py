@@ -2,6 +2,7 @@
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import fields, is_dataclass
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -50,8 +51,15 @@ def _arrays(root: object) -> Iterator[npt.NDArray[Any]]:
             stack.extend(item)
         elif isinstance(item, Mapping):
             stack.extend(item.values())
-        elif is_dataclass(item) and not isinstance(item, type):
-            stack.extend(getattr(item, field.name) for field in fields(item))
+        else:
+            kind: Any = type(item)
+            stack.extend([getattr(item, name) for name in _fields(kind)])
+
+
+@cache
+def _fields(kind: type) -> tuple[str, ...]:
+    """Name what a kind of object holds, if it is a dataclass: asked of every cache of every step."""
+    return tuple(field.name for field in fields(kind)) if is_dataclass(kind) else ()
 
 
 class Ledger:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 from mpitrain.arrays import Floats, Ints
 from mpitrain.nn.layer import Chain, ChainCache, Context, Finished, Tensors
 from mpitrain.nn.loss import LossResult
-from mpitrain.parallel.accounting import Ledger, bases_of, nbytes_of
+from mpitrain.parallel.accounting import Ledger, bases_of, buffers_of, nbytes_of
 from mpitrain.parallel.channel import Arrival, Way, Wire
 from mpitrain.parallel.schedule import Action
 from mpitrain.partition import bounds, split_sizes
@@ -195,10 +195,12 @@ class Training(Trip):
     def _go_forward(self, action: Action, arrival: Arrival | None) -> None:
         ledger = self._stage.ledger
         x = self._input(action, arrival)
-        ledger.change(arrived := self._count(x))
+        came = buffers_of(x, exclude=self._given)
+        ledger.change(arrived := sum(came.values()))
         cache, dout = self._forward(action, x)
-        ledger.change((together := self._count(x, cache, dout)) - arrived)
-        kept = Kept(cache, dout, self._count(cache, dout))
+        left = buffers_of(cache, dout, exclude=self._given)
+        ledger.change((together := sum((came | left).values())) - arrived)
+        kept = Kept(cache, dout, sum(left.values()))
         ledger.change(kept.nbytes - together)
         self._kept[action.chunk, action.micro] = kept
 
@@ -208,7 +210,7 @@ class Training(Trip):
         dy = arrival.take() if arrival else kept.dout
         if dy is None:
             raise RuntimeError("pipeline: a backward pass without a gradient to start from")
-        received = self._count(dy) if arrival else 0
+        received = nbytes_of(dy, exclude=self._given) if arrival else 0
         stage.ledger.change(received)
         self._backward_left[chunk] -= 1
         finished = None if self._backward_left[chunk] else self._report
@@ -224,6 +226,3 @@ class Training(Trip):
         final = [name for name in names if not self._holders[name]]
         if final and self._finished:
             self._finished(final)
-
-    def _count(self, *items: object) -> int:
-        return nbytes_of(*items, exclude=self._given)

@@ -55,6 +55,8 @@ class Exchange(ABC):
         Whether gradients may be reported before all are final.
     unanimous : bool
         Whether all ranks of the world reject a step if one does.
+    replicates : bool
+        Whether between two steps all replicas hold the same weights, and the same state of the optimizer.
     last : int
         Step with which the round ends; it may become a lower one during the round, never below the step at hand.
     loses : callable
@@ -71,6 +73,7 @@ class Exchange(ABC):
 
     overlap = True
     unanimous = False
+    replicates = False
     ends_early = False
 
     def __init__(self, weights: Weights) -> None:
@@ -191,6 +194,7 @@ class SyncExchange(Exchange):
     """
 
     unanimous = True
+    replicates = True
 
     def __init__(self, weights: Weights, sums: BucketSums, *, overlap: bool) -> None:
         super().__init__(weights)

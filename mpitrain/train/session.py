@@ -82,8 +82,8 @@ class Session:
         """Whether this rank writes the run folder of its disk."""
         return self.world.rank == 0
 
-    def totals(self) -> list[dict[str, float]]:
-        """Gather what every rank has sent and how it has spent its time, in the order of ranks. Collective."""
+    def totals(self, axis: Axis | None = None) -> list[dict[str, float]]:
+        """Gather what every rank of an axis, or of all, has sent and how it has spent its time. Collective over it."""
         counters = self.loop.counters
         mine = {
             **asdict(counters.traffic),
@@ -91,10 +91,10 @@ class Session:
             "fp32_ring_bytes": counters.fp32_ring_bytes,
             "compute_s": counters.compute_s,
         }
-        return cast(list[dict[str, float]], gather(self.world, mine))
+        return cast(list[dict[str, float]], gather(axis or self.world, mine))
 
-    def snapshot(self) -> Snapshot:
-        """Collect views of everything that the next step depends on. Collective."""
+    def snapshot(self, axis: Axis | None = None) -> Snapshot:
+        """Collect views of everything that the next step depends on. Collective over all, or the axis that saves."""
         parts, counters = self.parts, self.loop.counters
         tensors, shards = named("params", parts.params)
         for name, buffer in parts.exchange.tensors().items():
@@ -108,7 +108,7 @@ class Session:
             "skipped_in_a_row": counters.skipped_in_a_row,
             "progress": asdict(counters.progress),
             "losses": asdict(counters.losses),
-            "totals": self.totals(),
+            "totals": self.totals(axis),
             "learned": asdict(parts.learned),
         }
         read = [line for line in self.resolved.lines() if line.partition(" ")[0] not in unread_keys(parts.config)]

@@ -76,6 +76,25 @@ def test_a_killed_rank(tmp_path):
     go_on(tmp_path, config, options, 4)
 
 
+def test_a_lost_rank(tmp_path):
+    """M08: rank 2 falls silent in step 5; rank 0 saves step 4 alone, from which all go on to the same bits."""
+    config, run = write_config(tmp_path, steps=20, text=TRANSFORMER)
+    raw = ("--set", "exchange.codec=raw", "--set", "exchange.memory=none", "--set", "network.peer_timeout_s=2")
+    lost = train(4, config, *raw, fault="delay:rank=2,step=5,seconds=60")
+    assert lost.returncode == ExitCode.MPI, lost.stderr
+    assert "no message for 2 s while waiting for" in lost.stderr
+    assert "; rank 0 has saved step 4, go on with --resume auto" in lost.stderr
+    assert list(committed_steps(run / "checkpoints")) == [4]
+    assert gone(str(config))
+    whole = tmp_path / "whole"
+    cases = [["--resume", "auto"], ["--set", f"run.folder={whole}"]]
+    resumed, unbroken = drive(tmp_path, [["train", str(config), *raw, *case] for case in cases], 4)
+    assert [report["code"] for report in (*resumed, *unbroken)] == [0] * 8, (resumed, unbroken)
+    assert "resume    from step 4" in resumed[0]["stdout"]
+    assert [row["step"] for row in rows(run)] == list(range(1, 21))
+    assert summary(run)["param_sha256"] == summary(whole)["param_sha256"]
+
+
 def go_on(tmp_path, config, options, ranks):
     """Resume from step 10, to the bits of an unbroken run; but not where a memory is missing (C08)."""
     run, whole, copy = tmp_path / "run", tmp_path / "whole", tmp_path / "copy"

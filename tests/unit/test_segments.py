@@ -19,6 +19,7 @@ from mpitrain.collectives.run import Turn
 from mpitrain.collectives.segments import SEGMENT_BLOCK, cut, in_turns, segment_elements
 from mpitrain.comm.frame import Tag
 from mpitrain.comm.grid import Axis
+from mpitrain.comm.waiting import Requests, Watch
 from mpitrain.kernels import delta
 from tests.reference.places import Place
 
@@ -155,14 +156,15 @@ def test_every_owner_gets_its_first_segment_first():
 
 
 def test_a_turn_waits_for_nothing():
-    request = MPI.COMM_SELF.Isend(np.zeros(2**20, np.uint8), 0, 1)
-    turn = Turn(request, "somebody")
+    watch = Watch()
+    sent = Requests([MPI.COMM_SELF.Isend(np.zeros(2**20, np.uint8), 0, 1)], "somebody", watch)
+    turn = Turn(watch)
     assert turn.poll()
     assert turn.poll()
-    assert turn.waiting_for() == "somebody"
+    assert not sent.poll()
     MPI.COMM_SELF.Recv(np.zeros(2**20, np.uint8), 0, 1)
     assert turn.poll()
-    request.Wait()
+    assert sent.poll()
 
 
 def test_segments_hold_whole_blocks():
