@@ -48,6 +48,11 @@ class Axis:
         return int(self.comm.Get_size())
 
 
+def alone() -> Axis:
+    """Return a world of this rank only: what is collective over it needs nobody else."""
+    return Axis(MPI.COMM_SELF, "world")
+
+
 def duplicate(comm: MPI.Comm, *, timeout_s: float) -> MPI.Comm:
     """Duplicate a communicator; raises PeerLostError where some rank does not take part."""
     copy, request = comm.Idup()

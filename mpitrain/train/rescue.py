@@ -1,9 +1,7 @@
 """The last step, saved by one rank without those that are lost."""
 
-from mpi4py import MPI
-
 from mpitrain.checkpoint.store import CheckpointStore
-from mpitrain.comm.grid import Axis
+from mpitrain.comm.grid import alone
 from mpitrain.errors import MpitrainError, PeerLostError
 from mpitrain.train.session import Session
 
@@ -27,11 +25,10 @@ def rescue(session: Session, lost: PeerLostError) -> None:
     if session.world.rank:
         lost.grace_s = GRACE_S
         return
-    alone = Axis(MPI.COMM_SELF, "world")
-    store = CheckpointStore(session.folder.checkpoints, alone, parts.config.checkpoint.keep, session.faults)
+    store = CheckpointStore(session.folder.checkpoints, alone(), parts.config.checkpoint.keep, session.faults)
     try:
         if store.newest() != counters.step:
-            store.save(session.snapshot(alone))
+            store.save(session.snapshot(store.axis))
         told = f"rank 0 has saved step {counters.step}, go on with --resume auto"
     except MpitrainError as error:
         told = f"rank 0 cannot save step {counters.step}: {error}"
