@@ -1,5 +1,8 @@
 """The last step, saved by one rank without those that are lost."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from mpitrain.checkpoint.store import CheckpointStore
 from mpitrain.comm.grid import alone
 from mpitrain.errors import MpitrainError, PeerLostError
@@ -9,12 +12,21 @@ GRACE_S = 10.0
 """So long the other ranks leave the one that saves, before they end the job."""
 
 
-def rescue(session: Session, lost: PeerLostError) -> None:
-    """Save the last completed step on rank 0 alone, if it holds the whole model, and tell of it in the error.
+@contextmanager
+def rescuing(session: Session) -> Iterator[None]:
+    """If a peer is lost meanwhile, save the last completed step on rank 0, if it holds the whole model.
 
     It is a step of a run of one rank: no memories of codecs come back from it, since those of the others are lost.
-    All other ranks only leave time for it.
+    All other ranks only leave time for it. The error tells of it, and goes on.
     """
+    try:
+        yield
+    except PeerLostError as lost:
+        _rescue(session, lost)
+        raise
+
+
+def _rescue(session: Session, lost: PeerLostError) -> None:
     parts, counters = session.parts, session.loop.counters
     if not parts.exchange.replicates or parts.config.parallel.pp * parts.config.parallel.tp > 1:
         return

@@ -3,6 +3,7 @@
 import math
 import os
 import time
+from contextlib import closing
 from pathlib import Path
 from typing import cast
 
@@ -13,13 +14,13 @@ from mpitrain.comm.grid import Axis, Comm, ProcessGrid
 from mpitrain.comm.runtime import Position
 from mpitrain.comm.signals import StopRequest
 from mpitrain.config.load import Resolved
-from mpitrain.errors import DivergedError, PeerLostError, StoppedEarlyError
+from mpitrain.errors import DivergedError, StoppedEarlyError
 from mpitrain.train.build import build
 from mpitrain.train.console import Narrator
 from mpitrain.train.evaluate import Score, evaluate
 from mpitrain.train.hashing import fingerprint
 from mpitrain.train.loop import Loop
-from mpitrain.train.rescue import rescue
+from mpitrain.train.rescue import rescuing
 from mpitrain.train.runfolder import Row, RunFolder
 from mpitrain.train.serverloop import ServerLoop
 from mpitrain.train.session import Resume, Session
@@ -84,13 +85,8 @@ def train(
         kind = ServerLoop if grid.serves else Loop
         loop = kind(parts, wish, narrator, faults, position or Position())
         session = Session(resolved, parts, folder, store, loop, wish, narrator, faults)
-        try:
+        with closing(session), rescuing(session):
             return prepare(session, resume, overwrite=overwrite) or _run(session, begin)
-        except PeerLostError as lost:
-            rescue(session, lost)
-            raise
-        finally:
-            session.close()
 
 
 def _run(session: Session, begin: float) -> Row:
