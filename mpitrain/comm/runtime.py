@@ -28,6 +28,9 @@ THREAD_LEVELS = {
 NEEDED = MPI.THREAD_FUNNELED
 """One thread calls MPI, and others read data beside it."""
 
+INIT_TIMEOUT_S = 300.0
+"""Patience with MPI's own start, for which all ranks must have come and reach each other."""
+
 ABORT_STEP_S, ABORT_SPAN_S = 0.5, 8.0
 """Seconds from one rank's abort to the next one's after a death that all were told of, and from the first to the last.
 
@@ -65,7 +68,10 @@ def start() -> MPI.Intracomm:
     """
     ensure_home()
     if not MPI.Is_initialized():
+        # Nothing of Python runs while MPI starts, not even a timer: only this ends a process that waits in vain.
+        faulthandler.dump_traceback_later(INIT_TIMEOUT_S, exit=True)
         MPI.Init_thread(NEEDED)
+        faulthandler.cancel_dump_traceback_later()
     _check_threads(MPI.Query_thread())
     size = MPI.COMM_WORLD.Get_size()
     name, hinted = hinted_size() or ("", size)

@@ -1,6 +1,8 @@
 """Messages, waiting, faults and the start of MPI, as far as one process can show them."""
 
 import struct
+import subprocess
+import sys
 import time
 
 import numpy as np
@@ -395,6 +397,24 @@ def test_a_thread_level_that_is_not_granted(bare):
     for level in (MPI.THREAD_FUNNELED, MPI.THREAD_SERIALIZED, MPI.THREAD_MULTIPLE):
         bare.setattr(runtime.MPI, "Query_thread", lambda level=level: level)
         assert runtime.start() == MPI.COMM_WORLD
+
+
+WAITING = """
+import time
+from types import SimpleNamespace
+from mpitrain.comm import runtime
+runtime.INIT_TIMEOUT_S = 0.1
+runtime.MPI = SimpleNamespace(Is_initialized=lambda: False, Init_thread=lambda level: time.sleep(60))
+runtime.start()
+"""
+
+
+def test_mpi_that_does_not_start_is_given_up():
+    """Whatever MPI waits for; the traceback says where."""
+    result = subprocess.run([sys.executable, "-c", WAITING], capture_output=True, text=True, timeout=50, check=False)
+    assert result.returncode == 1
+    assert "Timeout (0:00:00.1" in result.stderr
+    assert "in start" in result.stderr
 
 
 def test_hints_that_agree_or_mean_nothing(bare):
