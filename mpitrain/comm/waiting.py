@@ -63,6 +63,10 @@ def wait(what: Waitable, *, timeout_s: float) -> float:
     return time.perf_counter() - start
 
 
+DEATHS = {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED}
+"""Classes of errors with which MPI tells that a process has died."""
+
+
 class telling_deaths:  # noqa: N801  (used like a function)
     """Turn what MPI tells of a dead peer, where it can (under ULFM), into a PeerLostError that names it.
 
@@ -82,11 +86,15 @@ class telling_deaths:  # noqa: N801  (used like a function)
     ) -> None:
         if not isinstance(error, MPI.Exception):
             return
-        classes = {error.Get_error_class(), *(status.Get_error() for status in self._statuses)}
-        if classes & {MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED}:
-            lost = PeerLostError(f"{self._label}: the peer has died")
-            lost.bereaved = True
-            raise lost from None
+        if {error.Get_error_class(), *(status.Get_error() for status in self._statuses)} & DEATHS:
+            raise death(self._label) from None
+
+
+def death(label: str) -> PeerLostError:
+    """Build the error of a peer that MPI tells to be dead."""
+    lost = PeerLostError(f"{label}: the peer has died")
+    lost.bereaved = True
+    return lost
 
 
 class Requests:
@@ -192,8 +200,13 @@ class Watch:
         try:
             done = MPI.Request.Testsome(self._requests, self._statuses)
         except MPI.Exception:
+            # Requests that have ended, by an error or in order, are null, and theirs are the first statuses.
+            ended = [i for i, request in enumerate(self._requests) if request == MPI.REQUEST_NULL]
+            for index, status in zip(ended, self._statuses, strict=False):
+                if status.Get_error() in DEATHS:
+                    raise death(self._owners[index].waiting_for()) from None
             for owner in self._owners:
-                owner.test()  # raises with the name of the one that has failed
+                owner.test()  # what is pending raises with its name, too
             raise
         if not done:
             return
