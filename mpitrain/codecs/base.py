@@ -65,6 +65,50 @@ class Codec(ABC):
             ``nonfinite`` is not 0 the bytes mean nothing and must not be sent.
         """
 
+    def encode_residual(
+        self,
+        x: Floats,
+        error: Floats,
+        wire: Bytes,
+        next_error: Floats,
+        decoded: Floats | None = None,
+        key: int = 0,
+        first: int = 0,
+    ) -> tuple[int, int]:
+        """Encode ``x + error`` and keep what that loses (error feedback).
+
+        Codecs whose loops do so in one pass override this, with the same bytes and floats.
+
+        Parameters
+        ----------
+        x, error : (size,) dtype, contiguous
+            Not changed.
+        wire, key, first
+            As in ``encode``.
+        next_error : (size,) dtype, contiguous, written
+            ``x + error`` minus what the other end decodes; not memory of the others.
+        decoded : (size,) dtype, contiguous, or None, written
+            Receives what the other end decodes. Room for it is allocated otherwise, unless ``fuses_residual``.
+
+        Returns
+        -------
+        nbytes, nonfinite : int
+            As in ``encode``, of ``x + error``. With ``nonfinite``, ``next_error`` and ``decoded`` mean nothing.
+        """
+        decoded = np.empty_like(x) if decoded is None else decoded
+        with np.errstate(over="ignore"):  # counted as not finite by ``encode``
+            np.add(x, error, out=next_error)
+        nbytes, nonfinite = self.encode(next_error, wire, key, first)
+        if not nonfinite:
+            self.decode(wire[:nbytes], decoded)
+            np.subtract(next_error, decoded, out=next_error)
+        return nbytes, nonfinite
+
+    @property
+    def fuses_residual(self) -> bool:
+        """Whether ``encode_residual`` needs no room for decoded values that nobody wants."""
+        return False
+
     @abstractmethod
     def decode(self, wire: Bytes, out: Floats) -> None:
         """Decode exactly the payload ``wire`` into all of ``out``.
@@ -99,6 +143,22 @@ class Codec(ABC):
             raise ValueError(
                 f"codec {self.wire_id}: expected a wire of {self.max_nbytes(x.size)} bytes or more, got {wire.size}"
             )
+
+    def check_like(self, x: Floats, *others: Floats) -> None:
+        """Refuse arrays that a kernel would misread, or write past, where it takes them to be like ``x``.
+
+        Raises
+        ------
+        TypeError
+            A vector of another type, dimension or size, or a strided one.
+        """
+        for other in others:
+            if other.dtype != x.dtype or other.shape != x.shape or not other.flags.c_contiguous:
+                layout = "contiguous" if other.flags.c_contiguous else "strided"
+                raise TypeError(
+                    f"codec {self.wire_id}: expected contiguous vectors of {x.size} {x.dtype}, "
+                    f"got {layout} {other.dtype} of shape {other.shape}"
+                )
 
     def check_size(self, wire: Bytes, expected: int, size: int) -> None:
         """Refuse a payload of the wrong length."""

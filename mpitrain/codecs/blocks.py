@@ -22,13 +22,19 @@ _SIGN_MASK: dict[np.dtype[np.floating[Any]], np.unsignedinteger[Any]] = {
 
 
 class BlockKernels(NamedTuple):
-    """The loops of a codec, and the bits of its largest scale."""
+    """The loops of a codec, the bits of its largest scale, and its loop with error feedback, if it has one."""
 
     encode: Callable[..., int]
     encode_stochastic: Callable[..., int]
     decode: Callable[..., None]
     decode_add: Callable[..., None]
     max_scale: int
+    encode_residual: Callable[..., int] | None = None
+
+
+def _noise(key: int, first: int) -> tuple[np.uint32, np.uint32, np.uint32]:
+    """Return both halves of a key, and an index in its noise."""
+    return np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 & 0xFFFFFFFF), np.uint32(first & 0xFFFFFFFF)
 
 
 class BlockScaled(Codec):
@@ -70,11 +76,37 @@ class BlockScaled(Codec):
         mask = _SIGN_MASK[self.dtype]
         bits = x.view(mask.dtype)
         if self.stochastic:
-            key_a, key_b = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 & 0xFFFFFFFF)
-            start = np.uint32(first & 0xFFFFFFFF)
-            bad = self.kernels.encode_stochastic(x, bits, mask, scales, codes, key_a, key_b, start)
+            bad = self.kernels.encode_stochastic(x, bits, mask, scales, codes, *_noise(key, first))
         else:
             bad = self.kernels.encode(x, bits, mask, scales, codes)
+        return self.max_nbytes(x.size), bad
+
+    @property
+    def fuses_residual(self) -> bool:
+        """Whether there is a loop for it."""
+        return self.kernels.encode_residual is not None
+
+    def encode_residual(
+        self,
+        x: Floats,
+        error: Floats,
+        wire: Bytes,
+        next_error: Floats,
+        decoded: Floats | None = None,
+        key: int = 0,
+        first: int = 0,
+    ) -> tuple[int, int]:
+        """Quantize ``x + error`` block by block; each block passes through the cache once."""
+        if self.kernels.encode_residual is None:
+            return super().encode_residual(x, error, wire, next_error, decoded, key, first)
+        self.check_buffers(x, wire)
+        self.check_like(x, error, next_error, next_error if decoded is None else decoded)
+        decoded = next_error[:0] if decoded is None else decoded
+        scales, codes = self._parts(wire, x.size)
+        mask = _SIGN_MASK[self.dtype]
+        bits = next_error.view(mask.dtype)
+        draw = (self.stochastic, *_noise(key, first))
+        bad = self.kernels.encode_residual(x, error, next_error, bits, mask, scales, codes, decoded, draw)
         return self.max_nbytes(x.size), bad
 
     def decode(self, wire: Bytes, out: Floats) -> None:

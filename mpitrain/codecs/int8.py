@@ -15,6 +15,7 @@ from mpitrain.kernels.quantize import (
     encode_int8,
     encode_int8_stochastic,
 )
+from mpitrain.kernels.residual import encode_residual_int8
 
 
 class Int8(BlockScaled):
@@ -23,7 +24,9 @@ class Int8(BlockScaled):
     wire_id = "int8"
     format_number = 2
     code_type = np.int8
-    kernels = BlockKernels(encode_int8, encode_int8_stochastic, decode_int8, decode_int8_add, MAX_SCALE)
+    kernels = BlockKernels(
+        encode_int8, encode_int8_stochastic, decode_int8, decode_int8_add, MAX_SCALE, encode_residual_int8
+    )
 
     def code_nbytes(self, size: int) -> int:
         """One byte a value."""

@@ -22,7 +22,6 @@ step is accepted on all ranks, ``rollback`` leaves everything as it was.
 
 from abc import ABC, abstractmethod
 
-import numpy as np
 import numpy.typing as npt
 
 from mpitrain.arrays import Bytes, Floats, aligned_empty, aligned_zeros
@@ -149,21 +148,18 @@ class ResidualSender(NoMemory):
     def __init__(self, codec: Codec, size: int) -> None:
         super().__init__(codec, size)
         self.residual = DoubleBuffer(size, codec.dtype)
-        self._decoded: Floats = aligned_empty(size, codec.dtype)
+        self._decoded: Floats | None = None if codec.fuses_residual else aligned_empty(size, codec.dtype)
 
     def encode(
         self, x: Floats, wire: Bytes, decoded: Floats | None, *, key: int, first: int, at: int = 0
     ) -> tuple[int, int]:
         """Encode ``x`` plus what the last message lost, and keep what this one loses."""
         part = slice(at, at + x.size)
-        corrected = self.residual.next[part]
-        decoded = self._decoded[part] if decoded is None else decoded
-        with np.errstate(over="ignore"):  # counted as not finite by the codec
-            np.add(x, self.residual.current[part], out=corrected)
-        nbytes, nonfinite = super().encode(corrected, wire, decoded, key=key, first=first)
-        if not nonfinite:
-            np.subtract(corrected, decoded, out=corrected)
-            self.residual.written = True
+        if decoded is None and self._decoded is not None:
+            decoded = self._decoded[part]
+        error, following = self.residual.current[part], self.residual.next[part]
+        nbytes, nonfinite = self.codec.encode_residual(x, error, wire, following, decoded, key, first)
+        self.residual.written |= not nonfinite
         return nbytes, nonfinite
 
     def states(self) -> dict[str, DoubleBuffer]:
