@@ -8,6 +8,8 @@ import numpy.typing as npt
 
 from mpitrain.arrays import Bytes, Floats
 from mpitrain.errors import CodecError
+from mpitrain.kernels import delta
+from mpitrain.kernels.reduce import add
 
 
 class Codec(ABC):
@@ -103,6 +105,59 @@ class Codec(ABC):
             self.decode(wire[:nbytes], decoded)
             np.subtract(next_error, decoded, out=next_error)
         return nbytes, nonfinite
+
+    def encode_difference(
+        self,
+        x: Floats,
+        past: Floats,
+        wire: Bytes,
+        following: Floats,
+        factors: npt.NDArray[np.uint8],
+        key: int = 0,
+        first: int = 0,
+    ) -> tuple[int, int]:
+        """Encode what a prediction from ``past`` leaves of ``x``.
+
+        Codecs whose loops do so in one pass override this, with the same bytes and floats.
+
+        Parameters
+        ----------
+        x, past : (size,) dtype, contiguous
+            Not changed.
+        wire, key, first
+            As in ``encode``.
+        following : (size,) dtype, contiguous, written
+            What the other end decodes; not memory of the others.
+        factors : (ceil(size / 128),) uint8, written
+            Of the prediction, in fifteenths.
+
+        Returns
+        -------
+        nbytes, nonfinite : int
+            As in ``encode``, of the difference. With ``nonfinite``, ``following`` and ``factors`` mean nothing.
+        """
+        unit = self.dtype.type(1 / delta.LEVELS)
+        delta.fit_factors(x, past, factors)
+        delta.subtract_prediction(x, past, factors, unit, following)
+        nbytes, nonfinite = self.encode(following, wire, key, first)
+        if not nonfinite:
+            self.decode(wire[:nbytes], following)
+            delta.add_prediction(past, factors, unit, following)
+        return nbytes, nonfinite
+
+    def decode_difference(
+        self,
+        wire: Bytes,
+        past: Floats,
+        factors: npt.NDArray[np.uint8],
+        following: Floats,
+        acc: Floats | None = None,
+    ) -> None:
+        """Decode into ``following`` what ``encode_difference`` wrote, and add it to ``acc``; raises like ``decode``."""
+        self.decode(wire, following)
+        delta.add_prediction(past, factors, self.dtype.type(1 / delta.LEVELS), following)
+        if acc is not None:
+            add(following, acc)
 
     @property
     def fuses_residual(self) -> bool:

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpitrain.codecs.blocks import BlockKernels, BlockScaled
+from mpitrain.kernels.delta import decode_difference_int4, encode_difference_int4
 from mpitrain.kernels.int4 import (
     MAX_SCALE,
     decode_int4,
@@ -36,7 +37,14 @@ class Int4(BlockScaled):
     format_number = 3
     code_type = np.uint8
     kernels = BlockKernels(
-        encode_int4, encode_int4_stochastic, decode_int4, decode_int4_add, MAX_SCALE, encode_residual_int4
+        encode_int4,
+        encode_int4_stochastic,
+        decode_int4,
+        decode_int4_add,
+        MAX_SCALE,
+        encode_residual_int4,
+        encode_difference_int4,
+        decode_difference_int4,
     )
 
     def code_nbytes(self, size: int) -> int:

@@ -27,7 +27,6 @@ import numpy.typing as npt
 from mpitrain.arrays import Bytes, Floats, aligned_empty, aligned_zeros
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.prediction import Prediction, factor_nbytes
-from mpitrain.kernels.reduce import add
 
 
 class DoubleBuffer:
@@ -198,15 +197,15 @@ class Delta(Memory):
 
     def decode(self, wire: Bytes, out: Floats, *, at: int = 0) -> None:
         """Decode the difference and add the prediction."""
-        out[:] = self._receive(wire, at, out.size)
+        out[:] = self._receive(wire, at, out.size, None)
 
     def decode_add(self, wire: Bytes, acc: Floats, *, at: int = 0) -> None:
         """Decode the difference, add the prediction, and add both to ``acc``."""
-        add(self._receive(wire, at, acc.size), acc)
+        self._receive(wire, at, acc.size, acc)
 
-    def _receive(self, wire: Bytes, at: int, size: int) -> Floats:
+    def _receive(self, wire: Bytes, at: int, size: int, acc: Floats | None) -> Floats:
         past, following = self._halves(at, size)
-        self._prediction.decode(wire, past, following)
+        self._prediction.decode(wire, past, following, acc)
         self.reference.written = True
         return following
 
