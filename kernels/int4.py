@@ -29,10 +29,11 @@ _EIGHT = np.int32(8)
 
 
 @inlined
-def _split(block: Any, size: Any) -> tuple[int, int, int]:
-    """Return where a block of elements starts, where its high halves start and where it stops."""
+def bounds(block: Any, size: Any) -> tuple[int, int, int, int]:
+    """Return where a block of elements and where its bytes start and stop."""
     start, stop = block * _BLOCK, min((block + 1) * _BLOCK, size)
-    return start, (start + stop + 1) // 2, stop
+    first = block * _HALF
+    return start, stop, first, first + (stop - start + 1) // 2
 
 
 @inlined
@@ -66,6 +67,64 @@ def _pack_stochastic(low: Any, high: Any, inverse: Any, packed: Any, key_a: Any,
         packed[i] = _pack(_round_stochastic(low[i] * inverse, key_a, key_b, first + np.uint32(i)), _SPARE)
 
 
+@inlined
+def encode_block(x: Any, bits: Any, mask: Any, packed: Any) -> Any:
+    """Write the nearest codes of a block; returns the bits of its scale, or INFINITE and no codes."""
+    scale, inverse = measure_block(bits, mask, _LIMIT, _MAX_SCALE)
+    if scale != INFINITE:
+        _pack_nearest(x[: packed.size], x[packed.size :], inverse, packed)
+    return scale
+
+
+@inlined
+def encode_block_stochastic(x: Any, bits: Any, mask: Any, packed: Any, key_a: Any, key_b: Any, first: Any) -> Any:
+    """Write random codes as ``encode_block`` does nearest ones; ``first`` is the index of ``x[0]`` in the noise."""
+    scale, inverse = measure_block(bits, mask, _LIMIT, _MAX_SCALE)
+    if scale != INFINITE:
+        _pack_stochastic(x[: packed.size], x[packed.size :], inverse, packed, key_a, key_b, first)
+    return scale
+
+
+@inlined
+def _low(byte: Any, scale: Any) -> Any:
+    return np.float32(np.int32(byte & _NIBBLE) - _EIGHT) * scale
+
+
+@inlined
+def _high(byte: Any, scale: Any) -> Any:
+    return np.float32(np.int32(byte >> _FOUR) - _EIGHT) * scale
+
+
+@inlined
+def decode_block(packed: Any, scale: Any, out: Any) -> None:
+    """Write the values of a block's codes; ``scale`` is a float32."""
+    low, high = out[: packed.size], out[packed.size :]
+    for i in range(low.size):
+        low[i] = _low(packed[i], scale)
+    for i in range(high.size):
+        high[i] = _high(packed[i], scale)
+
+
+@inlined
+def decode_block_add(packed: Any, scale: Any, acc: Any) -> None:
+    """Add the values of a block's codes to ``acc``."""
+    low, high = acc[: packed.size], acc[packed.size :]
+    for i in range(low.size):
+        low[i] += _low(packed[i], scale)
+    for i in range(high.size):
+        high[i] += _high(packed[i], scale)
+
+
+@inlined
+def decode_block_subtract(packed: Any, scale: Any, rest: Any) -> None:
+    """Subtract the values of a block's codes from ``rest``."""
+    low, high = rest[: packed.size], rest[packed.size :]
+    for i in range(low.size):
+        low[i] -= _low(packed[i], scale)
+    for i in range(high.size):
+        high[i] -= _high(packed[i], scale)
+
+
 @kernel
 def encode_int4(x: Any, bits: Any, mask: Any, scales: Any, packed: Any) -> int:
     """Quantize to the nearest code.
@@ -86,13 +145,12 @@ def encode_int4(x: Any, bits: Any, mask: Any, scales: Any, packed: Any) -> int:
     """
     bad = 0
     for block in range(scales.size):
-        start, middle, stop = _split(block, x.size)
-        scale, inverse = measure_block(bits[start:stop], mask, _LIMIT, _MAX_SCALE)
+        start, stop, lead, end = bounds(block, x.size)
+        scale = encode_block(x[start:stop], bits[start:stop], mask, packed[lead:end])
         if scale == INFINITE:
             bad += count_not_single(x[start:stop])
             continue
         scales[block] = scale
-        _pack_nearest(x[start:middle], x[middle:stop], inverse, packed[block * _HALF : block * _HALF + middle - start])
     return bad
 
 
@@ -106,15 +164,13 @@ def encode_int4_stochastic(
     """
     bad = 0
     for block in range(scales.size):
-        start, middle, stop = _split(block, x.size)
-        scale, inverse = measure_block(bits[start:stop], mask, _LIMIT, _MAX_SCALE)
+        start, stop, lead, end = bounds(block, x.size)
+        here = np.uint32(first + np.uint32(start))
+        scale = encode_block_stochastic(x[start:stop], bits[start:stop], mask, packed[lead:end], key_a, key_b, here)
         if scale == INFINITE:
             bad += count_not_single(x[start:stop])
             continue
         scales[block] = scale
-        here = np.uint32(first + np.uint32(start))
-        codes = packed[block * _HALF : block * _HALF + middle - start]
-        _pack_stochastic(x[start:middle], x[middle:stop], inverse, codes, key_a, key_b, here)
     return bad
 
 
@@ -131,25 +187,13 @@ def holds_no_code(packed: Any) -> bool:
 def decode_int4(scales: Any, packed: Any, out: Any) -> None:
     """Write ``code * scale`` to ``out``."""
     for block in range(scales.size):
-        start, middle, stop = _split(block, out.size)
-        scale = widen_scale(scales[block])
-        here = packed[block * _HALF : block * _HALF + middle - start]
-        low, high = out[start:middle], out[middle:stop]
-        for i in range(low.size):
-            low[i] = np.float32(np.int32(here[i] & _NIBBLE) - _EIGHT) * scale
-        for i in range(high.size):
-            high[i] = np.float32(np.int32(here[i] >> _FOUR) - _EIGHT) * scale
+        start, stop, lead, end = bounds(block, out.size)
+        decode_block(packed[lead:end], widen_scale(scales[block]), out[start:stop])
 
 
 @kernel
 def decode_int4_add(scales: Any, packed: Any, acc: Any) -> None:
     """Add ``code * scale`` to ``acc``."""
     for block in range(scales.size):
-        start, middle, stop = _split(block, acc.size)
-        scale = widen_scale(scales[block])
-        here = packed[block * _HALF : block * _HALF + middle - start]
-        low, high = acc[start:middle], acc[middle:stop]
-        for i in range(low.size):
-            low[i] += np.float32(np.int32(here[i] & _NIBBLE) - _EIGHT) * scale
-        for i in range(high.size):
-            high[i] += np.float32(np.int32(here[i] >> _FOUR) - _EIGHT) * scale
+        start, stop, lead, end = bounds(block, acc.size)
+        decode_block_add(packed[lead:end], widen_scale(scales[block]), acc[start:stop])

@@ -111,6 +111,45 @@ def _round_stochastic(x: Any, inverse: Any, codes: Any, key_a: Any, key_b: Any, 
         codes[i] = np.int8(np.int32(min(max(shifted, -_LIMIT), _LIMIT)))
 
 
+@inlined
+def encode_block(x: Any, bits: Any, mask: Any, codes: Any) -> Any:
+    """Write the nearest codes of a block; returns the bits of its scale, or INFINITE and no codes."""
+    scale, inverse = measure_block(bits, mask, _LIMIT, _MAX_SCALE)
+    if scale != INFINITE:
+        _round_nearest(x, inverse, codes)
+    return scale
+
+
+@inlined
+def encode_block_stochastic(x: Any, bits: Any, mask: Any, codes: Any, key_a: Any, key_b: Any, first: Any) -> Any:
+    """Write random codes as ``encode_block`` does nearest ones; ``first`` is the index of ``x[0]`` in the noise."""
+    scale, inverse = measure_block(bits, mask, _LIMIT, _MAX_SCALE)
+    if scale != INFINITE:
+        _round_stochastic(x, inverse, codes, key_a, key_b, first)
+    return scale
+
+
+@inlined
+def decode_block(codes: Any, scale: Any, out: Any) -> None:
+    """Write the values of a block's codes; ``scale`` is a float32."""
+    for i in range(codes.size):
+        out[i] = np.float32(codes[i]) * scale
+
+
+@inlined
+def decode_block_add(codes: Any, scale: Any, acc: Any) -> None:
+    """Add the values of a block's codes to ``acc``."""
+    for i in range(codes.size):
+        acc[i] += np.float32(codes[i]) * scale
+
+
+@inlined
+def decode_block_subtract(codes: Any, scale: Any, rest: Any) -> None:
+    """Subtract the values of a block's codes from ``rest``."""
+    for i in range(codes.size):
+        rest[i] -= np.float32(codes[i]) * scale
+
+
 @kernel
 def encode_int8(x: Any, bits: Any, mask: Any, scales: Any, codes: Any) -> int:
     """Quantize to the nearest code.
@@ -131,12 +170,11 @@ def encode_int8(x: Any, bits: Any, mask: Any, scales: Any, codes: Any) -> int:
     bad = 0
     for block in range(scales.size):
         start, stop = block * _BLOCK, min((block + 1) * _BLOCK, x.size)
-        scale, inverse = measure_block(bits[start:stop], mask, _LIMIT, _MAX_SCALE)
+        scale = encode_block(x[start:stop], bits[start:stop], mask, codes[start:stop])
         if scale == INFINITE:
             bad += count_not_single(x[start:stop])
             continue
         scales[block] = scale
-        _round_nearest(x[start:stop], inverse, codes[start:stop])
     return bad
 
 
@@ -151,13 +189,12 @@ def encode_int8_stochastic(
     bad = 0
     for block in range(scales.size):
         start, stop = block * _BLOCK, min((block + 1) * _BLOCK, x.size)
-        scale, inverse = measure_block(bits[start:stop], mask, _LIMIT, _MAX_SCALE)
+        here = np.uint32(first + np.uint32(start))
+        scale = encode_block_stochastic(x[start:stop], bits[start:stop], mask, codes[start:stop], key_a, key_b, here)
         if scale == INFINITE:
             bad += count_not_single(x[start:stop])
             continue
         scales[block] = scale
-        here = np.uint32(first + np.uint32(start))
-        _round_stochastic(x[start:stop], inverse, codes[start:stop], key_a, key_b, here)
     return bad
 
 
@@ -166,10 +203,7 @@ def decode_int8(scales: Any, codes: Any, out: Any) -> None:
     """Write ``codes * scale`` to ``out``."""
     for block in range(scales.size):
         start, stop = block * _BLOCK, min((block + 1) * _BLOCK, codes.size)
-        scale = widen_scale(scales[block])
-        here, values = codes[start:stop], out[start:stop]
-        for i in range(here.size):
-            values[i] = np.float32(here[i]) * scale
+        decode_block(codes[start:stop], widen_scale(scales[block]), out[start:stop])
 
 
 @kernel
@@ -177,7 +211,4 @@ def decode_int8_add(scales: Any, codes: Any, acc: Any) -> None:
     """Add ``codes * scale`` to ``acc``."""
     for block in range(scales.size):
         start, stop = block * _BLOCK, min((block + 1) * _BLOCK, codes.size)
-        scale = widen_scale(scales[block])
-        here, values = codes[start:stop], acc[start:stop]
-        for i in range(here.size):
-            values[i] += np.float32(here[i]) * scale
+        decode_block_add(codes[start:stop], widen_scale(scales[block]), acc[start:stop])

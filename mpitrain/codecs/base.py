@@ -8,6 +8,8 @@ import numpy.typing as npt
 
 from mpitrain.arrays import Bytes, Floats
 from mpitrain.errors import CodecError
+from mpitrain.kernels import delta
+from mpitrain.kernels.reduce import add
 
 
 class Codec(ABC):
@@ -65,6 +67,103 @@ class Codec(ABC):
             ``nonfinite`` is not 0 the bytes mean nothing and must not be sent.
         """
 
+    def encode_residual(
+        self,
+        x: Floats,
+        error: Floats,
+        wire: Bytes,
+        next_error: Floats,
+        decoded: Floats | None = None,
+        key: int = 0,
+        first: int = 0,
+    ) -> tuple[int, int]:
+        """Encode ``x + error`` and keep what that loses (error feedback).
+
+        Codecs whose loops do so in one pass override this, with the same bytes and floats.
+
+        Parameters
+        ----------
+        x, error : (size,) dtype, contiguous
+            Not changed.
+        wire, key, first
+            As in ``encode``.
+        next_error : (size,) dtype, contiguous, written
+            ``x + error`` minus what the other end decodes; not memory of the others.
+        decoded : (size,) dtype, contiguous, or None, written
+            Receives what the other end decodes. Room for it is allocated otherwise, unless ``fuses_residual``.
+
+        Returns
+        -------
+        nbytes, nonfinite : int
+            As in ``encode``, of ``x + error``. With ``nonfinite``, ``next_error`` and ``decoded`` mean nothing.
+        """
+        decoded = np.empty_like(x) if decoded is None else decoded
+        with np.errstate(over="ignore"):  # counted as not finite by ``encode``
+            np.add(x, error, out=next_error)
+        nbytes, nonfinite = self.encode(next_error, wire, key, first)
+        if not nonfinite:
+            self.decode(wire[:nbytes], decoded)
+            np.subtract(next_error, decoded, out=next_error)
+        return nbytes, nonfinite
+
+    def encode_difference(
+        self,
+        x: Floats,
+        past: Floats,
+        wire: Bytes,
+        following: Floats,
+        factors: npt.NDArray[np.uint8],
+        key: int = 0,
+        first: int = 0,
+    ) -> tuple[int, int]:
+        """Encode what a prediction from ``past`` leaves of ``x``.
+
+        Codecs whose loops do so in one pass override this, with the same bytes and floats.
+
+        Parameters
+        ----------
+        x, past : (size,) dtype, contiguous
+            Not changed.
+        wire, key, first
+            As in ``encode``.
+        following : (size,) dtype, contiguous, written
+            What the other end decodes; not memory of the others.
+        factors : (ceil(size / 128),) uint8, written
+            Of the prediction, in fifteenths.
+
+        Returns
+        -------
+        nbytes, nonfinite : int
+            As in ``encode``, of the difference. With ``nonfinite``, ``following`` and ``factors`` mean nothing.
+        """
+        unit = self.dtype.type(1 / delta.LEVELS)
+        delta.fit_factors(x, past, factors)
+        delta.subtract_prediction(x, past, factors, unit, following)
+        nbytes, nonfinite = self.encode(following, wire, key, first)
+        if not nonfinite:
+            self.decode(wire[:nbytes], following)
+            delta.add_prediction(past, factors, unit, following)
+        return nbytes, nonfinite
+
+    def decode_difference(
+        self,
+        wire: Bytes,
+        past: Floats,
+        factors: npt.NDArray[np.uint8],
+        following: Floats,
+        acc: Floats | None = None,
+    ) -> None:
+        """Decode into ``following`` what ``encode_difference`` wrote, and add it to ``acc``; raises like ``decode``."""
+        self.decode(wire, following)
+        delta.add_prediction(past, factors, self.dtype.type(1 / delta.LEVELS), following)
+        if acc is not None:
+            add(following, acc)
+
+    @property
+    def fuses_residual(self) -> bool:
+        """Whether ``encode_residual`` needs no room for decoded values that nobody wants."""
+        return False
+
     @abstractmethod
     def decode(self, wire: Bytes, out: Floats) -> None:
         """Decode exactly the payload ``wire`` into all of ``out``.
@@ -99,6 +198,22 @@ class Codec(ABC):
             raise ValueError(
                 f"codec {self.wire_id}: expected a wire of {self.max_nbytes(x.size)} bytes or more, got {wire.size}"
             )
+
+    def check_like(self, x: Floats, *others: Floats) -> None:
+        """Refuse arrays that a kernel would misread, or write past, where it takes them to be like ``x``.
+
+        Raises
+        ------
+        TypeError
+            A vector of another type, dimension or size, or a strided one.
+        """
+        for other in others:
+            if other.dtype != x.dtype or other.shape != x.shape or not other.flags.c_contiguous:
+                layout = "contiguous" if other.flags.c_contiguous else "strided"
+                raise TypeError(
+                    f"codec {self.wire_id}: expected contiguous vectors of {x.size} {x.dtype}, "
+                    f"got {layout} {other.dtype} of shape {other.shape}"
+                )
 
     def check_size(self, wire: Bytes, expected: int, size: int) -> None:
         """Refuse a payload of the wrong length."""

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from mpitrain.arrays import Bytes, Floats
 from mpitrain.codecs.base import Codec
 from mpitrain.errors import CodecError
+from mpitrain.kernels.delta import LEVELS
 from mpitrain.kernels.quantize import BLOCK, count_bad_scales
 
 _SIGN_MASK: dict[np.dtype[np.floating[Any]], np.unsignedinteger[Any]] = {
@@ -22,13 +23,21 @@ _SIGN_MASK: dict[np.dtype[np.floating[Any]], np.unsignedinteger[Any]] = {
 
 
 class BlockKernels(NamedTuple):
-    """The loops of a codec, and the bits of its largest scale."""
+    """The loops of a codec, the bits of its largest scale, and its loops with a memory, if it has any."""
 
     encode: Callable[..., int]
     encode_stochastic: Callable[..., int]
     decode: Callable[..., None]
     decode_add: Callable[..., None]
     max_scale: int
+    encode_residual: Callable[..., int] | None = None
+    encode_difference: Callable[..., int] | None = None
+    decode_difference: Callable[..., None] | None = None
+
+
+def _noise(key: int, first: int) -> tuple[np.uint32, np.uint32, np.uint32]:
+    """Return both halves of a key, and an index in its noise."""
+    return np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 & 0xFFFFFFFF), np.uint32(first & 0xFFFFFFFF)
 
 
 class BlockScaled(Codec):
@@ -48,6 +57,7 @@ class BlockScaled(Codec):
     def __init__(self, dtype: npt.DTypeLike = np.float32, *, stochastic: bool = False) -> None:
         super().__init__(dtype)
         self.stochastic = stochastic
+        self._unit = self.dtype.type(1 / LEVELS)
 
     @abstractmethod
     def code_nbytes(self, size: int) -> int:
@@ -70,12 +80,87 @@ class BlockScaled(Codec):
         mask = _SIGN_MASK[self.dtype]
         bits = x.view(mask.dtype)
         if self.stochastic:
-            key_a, key_b = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 & 0xFFFFFFFF)
-            start = np.uint32(first & 0xFFFFFFFF)
-            bad = self.kernels.encode_stochastic(x, bits, mask, scales, codes, key_a, key_b, start)
+            bad = self.kernels.encode_stochastic(x, bits, mask, scales, codes, *_noise(key, first))
         else:
             bad = self.kernels.encode(x, bits, mask, scales, codes)
         return self.max_nbytes(x.size), bad
+
+    @property
+    def fuses_residual(self) -> bool:
+        """Whether there is a loop for it."""
+        return self.kernels.encode_residual is not None
+
+    def encode_residual(
+        self,
+        x: Floats,
+        error: Floats,
+        wire: Bytes,
+        next_error: Floats,
+        decoded: Floats | None = None,
+        key: int = 0,
+        first: int = 0,
+    ) -> tuple[int, int]:
+        """Quantize ``x + error`` block by block; each block passes through the cache once."""
+        if self.kernels.encode_residual is None:
+            return super().encode_residual(x, error, wire, next_error, decoded, key, first)
+        self.check_buffers(x, wire)
+        self.check_like(x, error, next_error, next_error if decoded is None else decoded)
+        decoded = next_error[:0] if decoded is None else decoded
+        scales, codes = self._parts(wire, x.size)
+        mask = _SIGN_MASK[self.dtype]
+        bits = next_error.view(mask.dtype)
+        draw = (self.stochastic, *_noise(key, first))
+        bad = self.kernels.encode_residual(x, error, next_error, bits, mask, scales, codes, decoded, draw)
+        return self.max_nbytes(x.size), bad
+
+    def encode_difference(
+        self,
+        x: Floats,
+        past: Floats,
+        wire: Bytes,
+        following: Floats,
+        factors: npt.NDArray[np.uint8],
+        key: int = 0,
+        first: int = 0,
+    ) -> tuple[int, int]:
+        """Predict and quantize block by block; each block passes through the cache once."""
+        if self.kernels.encode_difference is None:
+            return super().encode_difference(x, past, wire, following, factors, key, first)
+        self.check_buffers(x, wire)
+        self.check_like(x, past, following)
+        self._check_factors(factors, x.size)
+        scales, codes = self._parts(wire, x.size)
+        mask = _SIGN_MASK[self.dtype]
+        bits = following.view(mask.dtype)
+        draw = (self.stochastic, *_noise(key, first))
+        bad = self.kernels.encode_difference(x, past, factors, self._unit, following, bits, mask, scales, codes, draw)
+        return self.max_nbytes(x.size), bad
+
+    def decode_difference(
+        self,
+        wire: Bytes,
+        past: Floats,
+        factors: npt.NDArray[np.uint8],
+        following: Floats,
+        acc: Floats | None = None,
+    ) -> None:
+        """Decode, predict and add block by block; all is as before where the payload is refused."""
+        if self.kernels.decode_difference is None:
+            return super().decode_difference(wire, past, factors, following, acc)
+        scales, codes = self._open(wire, following.size)
+        self.check_like(following, following, past, following if acc is None else acc)
+        self._check_factors(factors, following.size)
+        self.kernels.decode_difference(
+            scales, codes, past, factors, self._unit, following, following[:0] if acc is None else acc
+        )
+        return None
+
+    def _check_factors(self, factors: npt.NDArray[np.uint8], size: int) -> None:
+        if factors.dtype != np.uint8 or factors.size != -(-size // BLOCK):
+            raise TypeError(
+                f"codec {self.wire_id}: expected {-(-size // BLOCK)} uint8 of factors, "
+                f"got {factors.size} {factors.dtype}"
+            )
 
     def decode(self, wire: Bytes, out: Floats) -> None:
         """Multiply the codes by their scales."""

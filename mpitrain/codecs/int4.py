@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpitrain.codecs.blocks import BlockKernels, BlockScaled
+from mpitrain.kernels.delta import decode_difference_int4, encode_difference_int4
 from mpitrain.kernels.int4 import (
     MAX_SCALE,
     decode_int4,
@@ -24,6 +25,7 @@ from mpitrain.kernels.int4 import (
     encode_int4_stochastic,
     holds_no_code,
 )
+from mpitrain.kernels.residual import encode_residual_int4
 
 _NO_ELEMENT = 8
 
@@ -34,7 +36,16 @@ class Int4(BlockScaled):
     wire_id = "int4"
     format_number = 3
     code_type = np.uint8
-    kernels = BlockKernels(encode_int4, encode_int4_stochastic, decode_int4, decode_int4_add, MAX_SCALE)
+    kernels = BlockKernels(
+        encode_int4,
+        encode_int4_stochastic,
+        decode_int4,
+        decode_int4_add,
+        MAX_SCALE,
+        encode_residual_int4,
+        encode_difference_int4,
+        decode_difference_int4,
+    )
 
     def code_nbytes(self, size: int) -> int:
         """Half a byte a value."""

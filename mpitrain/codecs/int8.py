@@ -8,6 +8,7 @@ is at most (1 + 2^-7) · max / 127, and blocks whose maximum is below 1.5e-36 be
 import numpy as np
 
 from mpitrain.codecs.blocks import BlockKernels, BlockScaled
+from mpitrain.kernels.delta import decode_difference_int8, encode_difference_int8
 from mpitrain.kernels.quantize import (
     MAX_SCALE,
     decode_int8,
@@ -15,6 +16,7 @@ from mpitrain.kernels.quantize import (
     encode_int8,
     encode_int8_stochastic,
 )
+from mpitrain.kernels.residual import encode_residual_int8
 
 
 class Int8(BlockScaled):
@@ -23,7 +25,16 @@ class Int8(BlockScaled):
     wire_id = "int8"
     format_number = 2
     code_type = np.int8
-    kernels = BlockKernels(encode_int8, encode_int8_stochastic, decode_int8, decode_int8_add, MAX_SCALE)
+    kernels = BlockKernels(
+        encode_int8,
+        encode_int8_stochastic,
+        decode_int8,
+        decode_int8_add,
+        MAX_SCALE,
+        encode_residual_int8,
+        encode_difference_int8,
+        decode_difference_int8,
+    )
 
     def code_nbytes(self, size: int) -> int:
         """One byte a value."""

@@ -22,13 +22,11 @@ step is accepted on all ranks, ``rollback`` leaves everything as it was.
 
 from abc import ABC, abstractmethod
 
-import numpy as np
 import numpy.typing as npt
 
 from mpitrain.arrays import Bytes, Floats, aligned_empty, aligned_zeros
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.prediction import Prediction, factor_nbytes
-from mpitrain.kernels.reduce import add
 
 
 class DoubleBuffer:
@@ -149,21 +147,18 @@ class ResidualSender(NoMemory):
     def __init__(self, codec: Codec, size: int) -> None:
         super().__init__(codec, size)
         self.residual = DoubleBuffer(size, codec.dtype)
-        self._decoded: Floats = aligned_empty(size, codec.dtype)
+        self._decoded: Floats | None = None if codec.fuses_residual else aligned_empty(size, codec.dtype)
 
     def encode(
         self, x: Floats, wire: Bytes, decoded: Floats | None, *, key: int, first: int, at: int = 0
     ) -> tuple[int, int]:
         """Encode ``x`` plus what the last message lost, and keep what this one loses."""
         part = slice(at, at + x.size)
-        corrected = self.residual.next[part]
-        decoded = self._decoded[part] if decoded is None else decoded
-        with np.errstate(over="ignore"):  # counted as not finite by the codec
-            np.add(x, self.residual.current[part], out=corrected)
-        nbytes, nonfinite = super().encode(corrected, wire, decoded, key=key, first=first)
-        if not nonfinite:
-            np.subtract(corrected, decoded, out=corrected)
-            self.residual.written = True
+        if decoded is None and self._decoded is not None:
+            decoded = self._decoded[part]
+        error, following = self.residual.current[part], self.residual.next[part]
+        nbytes, nonfinite = self.codec.encode_residual(x, error, wire, following, decoded, key, first)
+        self.residual.written |= not nonfinite
         return nbytes, nonfinite
 
     def states(self) -> dict[str, DoubleBuffer]:
@@ -202,15 +197,15 @@ class Delta(Memory):
 
     def decode(self, wire: Bytes, out: Floats, *, at: int = 0) -> None:
         """Decode the difference and add the prediction."""
-        out[:] = self._receive(wire, at, out.size)
+        out[:] = self._receive(wire, at, out.size, None)
 
     def decode_add(self, wire: Bytes, acc: Floats, *, at: int = 0) -> None:
         """Decode the difference, add the prediction, and add both to ``acc``."""
-        add(self._receive(wire, at, acc.size), acc)
+        self._receive(wire, at, acc.size, acc)
 
-    def _receive(self, wire: Bytes, at: int, size: int) -> Floats:
+    def _receive(self, wire: Bytes, at: int, size: int, acc: Floats | None) -> Floats:
         past, following = self._halves(at, size)
-        self._prediction.decode(wire, past, following)
+        self._prediction.decode(wire, past, following, acc)
         self.reference.written = True
         return following
 
