@@ -6,7 +6,7 @@
 # Code 75, after Ctrl-C or a time limit: stopped with a checkpoint. The same command goes on with the run. Lines that
 # you may have to change have a comment. Written by:
 #
-#     mpitrain job jobs/configs/quickstart.toml --scheduler mpirun -n 4 --out jobs/workstation.sh
+#     mpitrain job jobs/configs/quickstart.toml --scheduler mpirun -n 4 --set run.folder=runs/workstation --out jobs/workstation.sh
 #
 set -euo pipefail
 refuse() { echo "$2" >&2; exit "$1"; }
@@ -22,7 +22,7 @@ done
 # Threads of a rank's linear algebra: ranks times threads should not be more than the cores.
 export OMP_NUM_THREADS=1
 
-launch=(launch "$config" -n 4 --resume auto)
+launch=(launch "$config" -n 4 --resume auto --set run.folder=runs/workstation)
 # More ranks than cores may share this machine:
 launch+=(--oversubscribe)
 # Open MPI refuses root unless it is told; in containers that is who runs this.

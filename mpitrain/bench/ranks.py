@@ -4,6 +4,7 @@ import os
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from typing import cast
 
 from mpitrain.comm.agreement import gather
 from mpitrain.comm.grid import Axis
@@ -36,7 +37,9 @@ def check_ranks(wanted: int | None, size: int) -> None:
 
 def described(axis: Axis) -> str:
     """Tell how many ranks there are, and whether they must share processors. Collective over ``axis``."""
-    boots = gather(axis, BOOT.read_text(encoding="ascii") if BOOT.exists() else "")
-    (_, together), cores = Counter(map(str, boots)).most_common(1)[0], len(os.sched_getaffinity(0))
+    mine = [BOOT.read_text(encoding="ascii") if BOOT.exists() else "", sorted(os.sched_getaffinity(0))]
+    places = cast(list[tuple[str, list[int]]], gather(axis, mine))
+    (machine, together) = Counter(boot for boot, _ in places).most_common(1)[0]
+    cores = len({core for boot, bound in places if boot == machine for core in bound})
     shared = f", of which {together} share {count(cores, 'core')}" if together > cores else ""
     return count(axis.size, "rank") + shared

@@ -53,7 +53,7 @@ def main(
     except MpitrainError as error:
         fail(error, Position())
     flags = [part for item in overrides for part in ("--set", item)]
-    flags += ["--progress", "bar" if sys.stdout.isatty() else "lines"]
+    flags += ["--progress", "lines"]  # launchers hold back what is not yet a line, and a bar never is
     flags += [f"--resume={resume}"] * (resume is not None) + ["--overwrite"] * overwrite
     command += [sys.executable, "-m", "mpitrain", "train", str(config), *flags]
     if network.placement:

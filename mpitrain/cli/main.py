@@ -260,7 +260,7 @@ def probe(
     seconds: Annotated[float, typer.Option(min=0.1, help="To be spent on a direction of a pair, about.")] = 3.0,
     out: Annotated[
         Path | None,
-        typer.Option(callback=writable, help="Write a topology for launch, plan and emulate.", metavar="FILE"),
+        typer.Option(callback=writable, help="Write a topology for launch, job and emulate.", metavar="FILE"),
     ] = None,
     json: Json = None,
 ) -> None:

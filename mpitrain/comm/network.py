@@ -110,7 +110,7 @@ class Network:
         if self.topology:
             remedy = (
                 f'set host = "ADDRESS" for these sites in {self.topology.source or self.topology.name}, or add '
-                "--emulate to make them up on this machine"
+                "--emulate, where a command has it, to make them up on this machine"
             )
         check_reach([host for host, run in parts if run], remedy)
 

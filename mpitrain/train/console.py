@@ -7,6 +7,7 @@ import time
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Column
 
 LINES_A_RUN = 10
 
@@ -61,8 +62,10 @@ class Narrator:
 
     def _bar(self, step: int, text: str) -> None:
         if self._progress is None:
-            columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"), TimeRemainingColumn())
-            self._progress = Progress(*columns, console=self._console, refresh_per_second=4)
+            # Where a terminal is narrow, the text gives way.
+            rest = TextColumn("{task.description}", table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis"))
+            columns = (BarColumn(bar_width=20), MofNCompleteColumn(), TimeRemainingColumn(), rest)
+            self._progress = Progress(*columns, console=self._console, refresh_per_second=4, expand=True)
             self._progress.start()
             self._progress.add_task(text, total=self._steps)
         if time.monotonic() - self._last_print > 0.2 or step == self._steps:
