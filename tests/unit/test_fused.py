@@ -47,6 +47,7 @@ def vectors(dtype, size, seed=0):
         "subnormal": (normal * info.tiny / 8).astype(dtype),
         "tiny": (normal * 1e-36).astype(dtype),
         "huge": (np.sign(normal) * 3.3e38).astype(dtype),
+        "largest": rng.uniform(1e38, 3.4028e38, size).astype(dtype),  # their prediction overflows
         "wide": wide,
         "edges": rng.choice(edges, size).astype(dtype),
         "spoiled": spoiled,
