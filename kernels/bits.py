@@ -13,10 +13,10 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-Instruction = Callable[[Any], Any]
+Instruction = Callable[..., Any]
 
 
-def _instruction(plain: Instruction) -> Callable[[Callable[[Any, Any], Any]], Instruction]:
+def instruction(plain: Instruction) -> Callable[[Callable[..., Any]], Instruction]:
     """Make an instruction; ``plain`` does the same in numpy, for kernels that run uncompiled (NUMBA_DISABLE_JIT)."""
     return lambda build: plain if _numba_config.DISABLE_JIT else cast(Instruction, intrinsic(build))
 
@@ -29,7 +29,7 @@ _AS_FLOAT: dict[Any, tuple[Any, Any]] = {
 }
 
 
-@_instruction(lambda bits: bits.view(np.float32 if bits.dtype == np.uint32 else np.float64))
+@instruction(lambda bits: bits.view(np.float32 if bits.dtype == np.uint32 else np.float64))
 def as_float(typing_context: Any, bits: Any) -> Any:
     """Read the bits of a uint32 as float32, of a uint64 as float64."""
     if bits not in _AS_FLOAT:
@@ -42,7 +42,7 @@ def as_float(typing_context: Any, bits: Any) -> Any:
     return kind(bits), build
 
 
-@_instruction(lambda value: value.view(np.uint32))
+@instruction(lambda value: value.view(np.uint32))
 def as_bits(typing_context: Any, value: Any) -> Any:
     """Read a float32 as the uint32 of its bits."""
     if value != types.float32:
@@ -54,7 +54,7 @@ def as_bits(typing_context: Any, value: Any) -> Any:
     return types.uint32(types.float32), build
 
 
-@_instruction(lambda value: value.astype(np.float16).view(np.uint16))
+@instruction(lambda value: value.astype(np.float16).view(np.uint16))
 def single_to_half(typing_context: Any, value: Any) -> Any:
     """Round a float32 to half precision; returns the 16 bits."""
     if value != types.float32:
@@ -66,7 +66,7 @@ def single_to_half(typing_context: Any, value: Any) -> Any:
     return types.uint16(types.float32), build
 
 
-@_instruction(lambda bits: np.float32(bits.view(np.float16)))
+@instruction(lambda bits: np.float32(bits.view(np.float16)))
 def half_to_single(typing_context: Any, bits: Any) -> Any:
     """Widen the 16 bits of a half to float32, exactly."""
     if bits != types.uint16:

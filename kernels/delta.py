@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.kernels import int4, quantize
+from mpitrain.kernels import int4, lanes, quantize
 from mpitrain.kernels.jit import inlined, kernel
-from mpitrain.kernels.quantize import INFINITE, count_not_single, widen_scale
+from mpitrain.kernels.quantize import INFINITE, block_maximum, count_not_single, widen_scale
+from mpitrain.kernels.reduce import count_not_finite
 
 BLOCK = 128
 LEVELS = 15
@@ -31,19 +32,14 @@ def _fit(x: Any, past: Any) -> Any:
 
     The sums are taken in float64 over four interleaved partial sums, in an order that depends on the size alone.
     """
-    f0 = f1 = f2 = f3 = np.float64(0)
-    p0 = p1 = p2 = p3 = np.float64(0)
+    fits, powers = lanes.zeros(), lanes.zeros()
     whole = x.size - x.size % 4
     for i in range(0, whole, 4):
-        b0, b1, b2, b3 = np.float64(past[i]), np.float64(past[i + 1]), np.float64(past[i + 2]), np.float64(past[i + 3])
-        f0 += x[i] * b0
-        f1 += x[i + 1] * b1
-        f2 += x[i + 2] * b2
-        f3 += x[i + 3] * b3
-        p0 += b0 * b0
-        p1 += b1 * b1
-        p2 += b2 * b2
-        p3 += b3 * b3
+        before = lanes.load(past, i)
+        fits = lanes.add_products(fits, lanes.load(x, i), before)
+        powers = lanes.add_products(powers, before, before)
+    f0, f1, f2, f3 = lanes.split(fits)
+    p0, p1, p2, p3 = lanes.split(powers)
     for i in range(whole, x.size):
         f0 += x[i] * np.float64(past[i])
         p0 += np.float64(past[i]) * past[i]
@@ -142,10 +138,11 @@ def encode_difference_int8(
     Returns
     -------
     int
-        Elements of the difference that are not finite in float32; the output means nothing if there are any.
+        Elements of the difference that are not finite in float32; if there are none, elements of ``following`` that
+        are not finite. The output means nothing if there are any.
     """
     stochastic, key_a, key_b, first = draw
-    bad = 0
+    bad = beyond = 0
     for block in range(scales.size):
         start, stop = block * _BLOCK, min((block + 1) * _BLOCK, x.size)
         here, values, before = codes[start:stop], following[start:stop], past[start:stop]
@@ -163,7 +160,9 @@ def encode_difference_int8(
         scales[block] = scale
         _int8_decode(here, widen_scale(scale), values)
         _add(before, level * unit, values)
-    return bad
+        if not np.isfinite(block_maximum(bits[start:stop], mask)):
+            beyond += count_not_finite(values)
+    return bad if bad else beyond
 
 
 @kernel
@@ -195,7 +194,7 @@ def encode_difference_int4(
 ) -> int:
     """Predict and encode as int4, otherwise as ``encode_difference_int8``."""
     stochastic, key_a, key_b, first = draw
-    bad = 0
+    bad = beyond = 0
     for block in range(scales.size):
         start, stop, lead, end = _int4_bounds(block, x.size)
         here, values, before = codes[lead:end], following[start:stop], past[start:stop]
@@ -213,7 +212,9 @@ def encode_difference_int4(
         scales[block] = scale
         _int4_decode(here, widen_scale(scale), values)
         _add(before, level * unit, values)
-    return bad
+        if not np.isfinite(block_maximum(bits[start:stop], mask)):
+            beyond += count_not_finite(values)
+    return bad if bad else beyond
 
 
 @kernel

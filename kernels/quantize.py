@@ -30,7 +30,8 @@ _ONE = np.float32(1.0)
 
 
 @inlined
-def _block_maximum(bits: Any, mask: Any) -> Any:
+def block_maximum(bits: Any, mask: Any) -> Any:
+    """Find the largest absolute value of a block; NaN or infinite where an element is."""
     # Integer arithmetic widens to 64 bits in numba; the casts keep the lanes narrow.
     top = bits.dtype.type(0)
     for i in range(bits.size):
@@ -82,7 +83,7 @@ def measure_block(bits: Any, mask: Any, limit: Any, max_scale: Any) -> tuple[Any
     inverse : float32
         Its reciprocal, or 0.
     """
-    maximum = _block_maximum(bits, mask)
+    maximum = block_maximum(bits, mask)
     if not maximum <= _LARGEST:
         return INFINITE, np.float32(0)
     scale = _scale_bits(maximum, limit, max_scale)

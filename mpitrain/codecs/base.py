@@ -9,7 +9,7 @@ import numpy.typing as npt
 from mpitrain.arrays import Bytes, Floats
 from mpitrain.errors import CodecError
 from mpitrain.kernels import delta
-from mpitrain.kernels.reduce import add
+from mpitrain.kernels.reduce import add, count_not_finite
 
 
 class Codec(ABC):
@@ -134,8 +134,12 @@ class Codec(ABC):
         Returns
         -------
         nbytes, nonfinite : int
-            As in ``encode``, of the difference. With ``nonfinite``, ``following`` and ``factors`` mean nothing.
+            As in ``encode``, of the difference; where that is finite, ``nonfinite`` counts what is not in
+            ``following``: beside the largest float, the sum with the prediction may overflow. With ``nonfinite``,
+            ``following`` and ``factors`` mean nothing.
         """
+        self.check_buffers(x, wire)
+        self.check_like(x, past, following)
         unit = self.dtype.type(1 / delta.LEVELS)
         delta.fit_factors(x, past, factors)
         delta.subtract_prediction(x, past, factors, unit, following)
@@ -143,6 +147,7 @@ class Codec(ABC):
         if not nonfinite:
             self.decode(wire[:nbytes], following)
             delta.add_prediction(past, factors, unit, following)
+            nonfinite = count_not_finite(following)
         return nbytes, nonfinite
 
     def decode_difference(

@@ -12,7 +12,6 @@ from mpitrain.codecs.base import Codec
 from mpitrain.errors import CodecError
 from mpitrain.kernels import delta as kernels
 from mpitrain.kernels.delta import BLOCK
-from mpitrain.kernels.reduce import count_not_finite
 
 
 def factor_nbytes(size: int) -> int:
@@ -61,8 +60,7 @@ class Prediction:
             return nbytes, nonfinite
         end = nbytes + factor_nbytes(x.size)
         kernels.pack_factors(factors, wire[nbytes:end])
-        # A prediction beside the largest float may overflow what the codec alone does not; it must not be remembered.
-        return end, count_not_finite(following)
+        return end, 0
 
     def decode(self, wire: Bytes, past: Floats, following: Floats, acc: Floats | None = None) -> None:
         """Decode into ``following``, and add that to ``acc``; raises CodecError."""

@@ -10,6 +10,7 @@ from mpitrain.codecs.int4 import Int4
 from mpitrain.codecs.int8 import Int8
 from mpitrain.codecs.memory import SENDERS
 from mpitrain.errors import CodecError
+from mpitrain.kernels import delta
 
 FUSED = {"int8": Int8, "int4": Int4}
 SIZES = [0, 1, 2, 3, 63, 64, 65, 127, 128, 129, 130, 191, 255, 256, 257, 1000]
@@ -46,6 +47,7 @@ def vectors(dtype, size, seed=0):
         "subnormal": (normal * info.tiny / 8).astype(dtype),
         "tiny": (normal * 1e-36).astype(dtype),
         "huge": (np.sign(normal) * 3.3e38).astype(dtype),
+        "largest": rng.uniform(1e38, 3.4028e38, size).astype(dtype),  # their prediction overflows
         "wide": wide,
         "edges": rng.choice(edges, size).astype(dtype),
         "spoiled": spoiled,
@@ -108,6 +110,17 @@ def test_delta_equals_the_passes(name, size, dtype, stochastic):
             for added, first in ((True, 0), (False, 2**32 - 100)):
                 plain = there_and_back(Codec, codec, x, past, added=added, first=first)
                 assert there_and_back(type(codec), codec, x, past, added=added, first=first) == plain
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"), [((0, 4, 8), 11), ((0, 5, 8), 12), ((2, 6, 126), 11), ((2, 7, 126), 12)]
+)
+def test_sums_of_a_factor_have_a_fixed_order(places, expected):
+    """Every fourth element goes into one sum, in order: 100 counts as 96 in that of 1e17, in full elsewhere."""
+    x, factors = np.zeros(128), np.zeros(1, np.uint8)
+    x[list(places)] = 1e17, 100, -1e17
+    delta.fit_factors(x, np.ones(128), factors)
+    assert factors.tolist() == [expected]
 
 
 @pytest.mark.parametrize("name", FUSED)
