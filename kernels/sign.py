@@ -16,6 +16,8 @@ ROWS = BLOCK // WIDTH
 
 _LARGEST = np.float32(3.4028234663852886e38)
 _PART = np.float32(1 / BLOCK)
+_ONE = np.int32(1)
+_TWO = np.int32(2)
 
 
 @inlined
@@ -72,8 +74,9 @@ def encode_sign(x: Any, more: Any, lanes: Any, scales: Any, signs: Any) -> int:
 
 
 @inlined
-def _value(signs: Any, bit: Any, scale: Any) -> Any:
-    return -scale if np.int32(signs) & bit else scale
+def _value(signs: Any, shift: Any, scale: Any) -> Any:
+    # A product, since a choice between two floats was not turned into vectors.
+    return np.float32(_ONE - _TWO * ((np.int32(signs) >> shift) & _ONE)) * scale
 
 
 @kernel
@@ -82,9 +85,9 @@ def decode_sign(scales: Any, signs: Any, out: Any) -> None:
     for block in range(scales.size):
         scale = widen_scale(scales[block])
         for k in range(ROWS):
-            bit = np.int32(1 << k)
+            shift = np.int32(k)
             for i in range(WIDTH):
-                out[block, k, i] = _value(signs[block, i], bit, scale)
+                out[block, k, i] = _value(signs[block, i], shift, scale)
 
 
 @kernel
@@ -93,6 +96,6 @@ def decode_sign_add(scales: Any, signs: Any, acc: Any) -> None:
     for block in range(scales.size):
         scale = widen_scale(scales[block])
         for k in range(ROWS):
-            bit = np.int32(1 << k)
+            shift = np.int32(k)
             for i in range(WIDTH):
-                acc[block, k, i] += _value(signs[block, i], bit, scale)
+                acc[block, k, i] += _value(signs[block, i], shift, scale)
