@@ -18,6 +18,7 @@ _INFINITE = np.uint32(0x7F800000)
 _HALF = np.uint32(0x7FFF)
 _ONE = np.uint32(1)
 _SIGN = np.uint32(0x8000)
+_MASK = np.uint16(0x7FFF)
 _SHIFT = np.uint32(16)
 _PART = 4096
 
@@ -63,10 +64,10 @@ def count_infinite(codes: Any) -> int:
     for start in range(0, codes.size, _PART):
         part, top = codes[start : start + _PART], np.uint16(0)
         for i in range(part.size):
-            top = max(top, np.uint16(part[i] & np.uint16(0x7FFF)))
-        if top > np.uint16(LARGEST):
+            top = max(top, np.uint16(part[i] & _MASK))
+        if top > _LARGEST:
             for i in range(part.size):
-                count += np.uint16(part[i] & np.uint16(0x7FFF)) > np.uint16(LARGEST)
+                count += 1 if (part[i] & _MASK) > _LARGEST else 0
     return count
 
 

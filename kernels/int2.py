@@ -1,6 +1,7 @@
 """Block-scaled int2: codes -1, 0 and 1, four to a byte, with a bfloat16 scale for every 128 elements.
 
-A block is a grid (4, 32); bits 2 k and 2 k + 1 of byte i hold value i of row k, as the code plus 2: no encoder writes 0.
+A block is a grid (4, 32); bits 2 k and 2 k + 1 of byte i hold value i of row k, as the code plus 2: no encoder writes
+0.
 """
 
 from typing import Any
@@ -19,28 +20,42 @@ _PART = np.float32(1 / BLOCK)
 _WHOLE = np.float32(BLOCK)
 _HALF = np.float32(0.5)
 _FIRST = np.float32(0.8)
-_ZERO = np.float32(0)
 _NEVER = np.float32(np.inf)
 _TWO = np.int32(2)
 _THREE = np.int32(3)
+_ONE = np.uint8(1)
 _ONES = np.uint8(0x55)
 
 
 @inlined
 def _above(value: Any, threshold: Any) -> Any:
-    return value if value > threshold else _ZERO
+    return value * np.float32(value > threshold)
 
 
 @inlined
-def _mean_above(x: Any, block: Any, threshold: Any, lanes: Any) -> Any:
-    """Return the mean of the magnitudes above a threshold, both multiplied by a part of the block."""
-    count = np.int32(0)
+def _sum_above(x: Any, block: Any, threshold: Any, lanes: Any) -> Any:
     for i in range(WIDTH):
         a, b = magnitude(x[block, 0, i], _PART), magnitude(x[block, 1, i], _PART)
         c, d = magnitude(x[block, 2, i], _PART), magnitude(x[block, 3, i], _PART)
         lanes[i] = (_above(a, threshold) + _above(c, threshold)) + (_above(b, threshold) + _above(d, threshold))
-        count += (flag(a > threshold, 1) + flag(b > threshold, 1)) + (flag(c > threshold, 1) + flag(d > threshold, 1))
-    return fold(lanes) / np.float32(max(count, np.int32(1)))
+    return fold(lanes)
+
+
+@inlined
+def _count_above(x: Any, block: Any, threshold: Any) -> Any:
+    count = np.int32(0)
+    for i in range(WIDTH):
+        for k in range(ROWS):
+            count = np.int32(count + flag(magnitude(x[block, k, i], _PART) > threshold, 1))
+    return count
+
+
+@inlined
+def _mean_above(x: Any, block: Any, threshold: Any, lanes: Any) -> Any:
+    """Return the mean of the magnitudes above a threshold, both multiplied by a part of the block; 0 if none is."""
+    # Two loops: with the count in the first, its integers and the sum's floats kept each other from being vectors.
+    total = _sum_above(x, block, threshold, lanes)
+    return total / np.float32(max(_count_above(x, block, threshold), np.int32(1)))
 
 
 @inlined
@@ -100,10 +115,10 @@ def encode_int2(x: Any, more: Any, lanes: Any, scales: Any, packed: Any) -> int:
 @kernel
 def holds_no_code(packed: Any) -> bool:
     """Tell whether a pair of bits is 0, which no encoder writes."""
-    both = _ONES
+    bad = False
     for i in range(packed.size):
-        both &= np.uint8(packed[i] | (packed[i] >> np.uint8(1)))
-    return both != _ONES
+        bad |= ((packed[i] | (packed[i] >> _ONE)) & _ONES) != _ONES
+    return bad
 
 
 @kernel

@@ -4,8 +4,8 @@ The values of a column share a byte. The last block of n elements has rows of w 
 bytes: the elements in order, the last rows short or empty. What stands for no element is coded like 0.
 """
 
-from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from collections.abc import Callable, Iterator
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -48,7 +48,9 @@ class Planar(Scaled):
         lanes = np.empty(WIDTH, np.float32)
         whole = x.size // self.block
         end = whole * self.block
-        bad = self.kernels.encode(self._grid(x[:end]), np.float32(1), lanes, scales[:whole], self._columns(codes, whole))
+        bad = self.kernels.encode(
+            self._grid(x[:end]), np.float32(1), lanes, scales[:whole], self._columns(codes, whole)
+        )
         if end < x.size:
             packed = np.empty((1, WIDTH), np.uint8)
             more = np.float32(self.block / (x.size - end))
@@ -63,7 +65,8 @@ class Planar(Scaled):
         whole = out.size // self.block
         end = whole * self.block
         self.kernels.decode(scales[:whole], self._columns(codes, whole), self._grid(out[:end]))
-        out[end:] = self._rest(scales[whole:], codes[whole * WIDTH :], out.size - end)
+        if end < out.size:
+            out[end:] = self._rest(scales[whole:], codes[whole * WIDTH :], out.size - end)
 
     def decode_add(self, wire: Bytes, acc: Floats) -> None:
         """Multiply the codes by their scales and add them; ``acc`` is as before where the payload is refused."""
@@ -71,7 +74,8 @@ class Planar(Scaled):
         whole = acc.size // self.block
         end = whole * self.block
         self.kernels.decode_add(scales[:whole], self._columns(codes, whole), self._grid(acc[:end]))
-        acc[end:] += self._rest(scales[whole:], codes[whole * WIDTH :], acc.size - end)
+        if end < acc.size:
+            acc[end:] += self._rest(scales[whole:], codes[whole * WIDTH :], acc.size - end)
 
     def _grid(self, x: Floats) -> Floats:
         """Look at whole blocks as grids."""
@@ -90,11 +94,19 @@ class Planar(Scaled):
         grid[0, :, :width] = values.reshape(rows, width)
         return grid
 
+    def _spare(self, codes: Bytes, size: int) -> Iterator[tuple[int, Bytes]]:
+        """Give the rows of the last block that are short, each with the bytes in which it has no element."""
+        rest = size % self.block
+        if rest:
+            width = self.code_nbytes(rest)
+            last = codes[codes.size - width :]
+            yield from ((row, last[max(rest - row * width, 0) :]) for row in range(rest // width, self.kernels.rows))
+
     def _rest(self, scales: npt.NDArray[np.uint16], codes: Bytes, size: int) -> Floats:
         """Decode the last block."""
-        grid = np.zeros((scales.size, self.kernels.rows, WIDTH), self.dtype)
-        packed = np.zeros((scales.size, WIDTH), np.uint8)
-        packed[:, : codes.size] = codes
+        grid = np.empty((1, self.kernels.rows, WIDTH), self.dtype)
+        packed = np.zeros((1, WIDTH), np.uint8)
+        packed[0, : codes.size] = codes
         self.kernels.decode(scales, packed, grid)
-        values: npt.NDArray[Any] = grid[:, :, : codes.size].reshape(-1)[:size]
+        values: Floats = grid[0, :, : codes.size].reshape(-1)[:size]
         return values

@@ -30,7 +30,4 @@ class Sign(Planar):
 
     def are_codes(self, codes: npt.NDArray[Any], size: int) -> bool:
         """Refuse bits behind the last element."""
-        rest = size % BLOCK
-        width = -(-rest // ROWS)
-        last = codes[codes.size - width :]
-        return not any((last[max(rest - k * width, 0) :] >> k & 1).any() for k in range(ROWS))
+        return not any((part >> row & 1).any() for row, part in self._spare(codes, size))
