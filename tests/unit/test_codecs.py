@@ -149,7 +149,9 @@ def test_zero_block_leaves_its_neighbours_alone():
         alone = np.concatenate([x[:size], x[2 * size :]])
         out = decode(codec, encode(codec, x)[0], x.size)
         assert (out[size : 2 * size] == 0).all()
-        assert np.array_equal(np.delete(out, np.s_[size : 2 * size]), decode(codec, encode(codec, alone)[0], alone.size))
+        assert np.array_equal(
+            np.delete(out, np.s_[size : 2 * size]), decode(codec, encode(codec, alone)[0], alone.size)
+        )
 
 
 @pytest.mark.parametrize("name", LIMITS)
