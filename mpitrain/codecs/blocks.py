@@ -3,7 +3,6 @@
 Format: ceil(size / 128) uint16 (the bits of the scales, rounded up), then the codes; value = code · scale.
 """
 
-from abc import abstractmethod
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
@@ -11,10 +10,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mpitrain.arrays import Bytes, Floats
-from mpitrain.codecs.base import Codec
-from mpitrain.errors import CodecError
+from mpitrain.codecs.scaled import Scaled
 from mpitrain.kernels.delta import LEVELS
-from mpitrain.kernels.quantize import BLOCK, count_bad_scales
+from mpitrain.kernels.quantize import BLOCK
 
 _SIGN_MASK: dict[np.dtype[np.floating[Any]], np.unsignedinteger[Any]] = {
     np.dtype(np.float32): np.uint32(2**31 - 1),
@@ -40,7 +38,7 @@ def _noise(key: int, first: int) -> tuple[np.uint32, np.uint32, np.uint32]:
     return np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 & 0xFFFFFFFF), np.uint32(first & 0xFFFFFFFF)
 
 
-class BlockScaled(Codec):
+class BlockScaled(Scaled):
     """Codes with a scale for every block.
 
     Parameters
@@ -52,26 +50,16 @@ class BlockScaled(Codec):
 
     block = BLOCK
     kernels: ClassVar[BlockKernels]
-    code_type: ClassVar[type[np.integer[Any]]]
 
     def __init__(self, dtype: npt.DTypeLike = np.float32, *, stochastic: bool = False) -> None:
         super().__init__(dtype)
         self.stochastic = stochastic
         self._unit = self.dtype.type(1 / LEVELS)
 
-    @abstractmethod
-    def code_nbytes(self, size: int) -> int:
-        """Return the bytes that the codes of ``size`` elements take."""
-
-    def are_codes(self, codes: npt.NDArray[Any], size: int) -> bool:
-        """Tell whether an encoder could have written these codes of ``size`` elements; what every byte can be."""
-        return True
-
-    def max_nbytes(self, size: int) -> int:
-        """Two bytes a block, and the codes."""
-        return 2 * -(-size // BLOCK) + self.code_nbytes(size)
-
-    nbytes = max_nbytes
+    @property
+    def max_scale(self) -> int:
+        """The bits of the largest scale that an encoder writes."""
+        return self.kernels.max_scale
 
     def encode(self, x: Floats, wire: Bytes, key: int = 0, first: int = 0) -> tuple[int, int]:
         """Quantize block by block."""
@@ -169,17 +157,3 @@ class BlockScaled(Codec):
     def decode_add(self, wire: Bytes, acc: Floats) -> None:
         """Multiply the codes by their scales and add them; ``acc`` is as before where the payload is refused."""
         self.kernels.decode_add(*self._open(wire, acc.size), acc)
-
-    def _parts(self, wire: Bytes, size: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[Any]]:
-        split, end = 2 * -(-size // BLOCK), self.max_nbytes(size)
-        return wire[:split].view(np.uint16), wire[split:end].view(self.code_type)
-
-    def _open(self, wire: Bytes, size: int) -> tuple[npt.NDArray[np.uint16], npt.NDArray[Any]]:
-        self.check_size(wire, self.max_nbytes(size), size)
-        scales, codes = self._parts(wire, size)
-        bad = count_bad_scales(scales, np.uint32(self.kernels.max_scale))
-        if bad:
-            raise CodecError(f"codec {self.wire_id}: {bad} block scales that no encoder writes; the payload is damaged")
-        if not self.are_codes(codes, size):
-            raise CodecError(f"codec {self.wire_id}: a code that no encoder writes; the payload is damaged")
-        return scales, codes

@@ -4,14 +4,17 @@ import numpy as np
 import numpy.typing as npt
 
 from mpitrain.codecs.base import Codec
+from mpitrain.codecs.bf16 import BFloat16
 from mpitrain.codecs.blocks import BlockScaled
 from mpitrain.codecs.half import Half
+from mpitrain.codecs.int2 import Int2
 from mpitrain.codecs.int4 import Int4
 from mpitrain.codecs.int8 import Int8
 from mpitrain.codecs.raw import Raw
+from mpitrain.codecs.sign import Sign
 from mpitrain.errors import ConfigError
 
-CODECS: dict[str, type[Codec]] = {kind.wire_id: kind for kind in (Raw, Half, Int8, Int4)}
+CODECS: dict[str, type[Codec]] = {kind.wire_id: kind for kind in (Raw, Half, Int8, Int4, BFloat16, Int2, Sign)}
 
 
 def make_codec(name: str, dtype: npt.DTypeLike = np.float32, *, stochastic: bool = False) -> Codec:

@@ -75,3 +75,76 @@ def half_bytes(x):
     exponent = min(int(np.frexp(np.max(np.abs(x)))[1]) - 15, largest)
     scaled = np.clip(x * x.dtype.type(2.0**-exponent), -65504, 65504)
     return scaled.astype(np.float16).tobytes() + np.int16(exponent).tobytes()
+
+
+def bf16_nearest(values):
+    """Round float32 or float64 to bfloat16, to nearest even and never to infinity; returns the 16 bits.
+
+    The two neighbours of a value are its float32 bits cut to 16 and one step further from zero.
+    """
+    wide = np.abs(np.asarray(values, np.float64))
+    single = wide.astype(np.float32)
+    single = np.where(single > wide, np.nextafter(single, np.float32(0)), single)
+    low = (single.view(np.uint32) >> 16).astype(np.uint16)
+    high = low + np.uint16(1)
+    below = wide - from_bf16(low)
+    above = np.where(high == 0x7F80, np.inf, from_bf16(np.minimum(high, 0x7F7F)).astype(np.float64) - wide)
+    nearest = np.where((above < below) | ((above == below) & (low % 2 == 1)), high, low)
+    return (nearest | np.signbit(values).astype(np.uint16) << 15).astype(np.uint16)
+
+
+def bf16_bytes(x):
+    return bf16_nearest(x).tobytes()
+
+
+def grids(x, block, rows):
+    """Cut a vector into blocks; give each as a grid of rows of 32, and how many elements and columns it has."""
+    for start in range(0, x.size, block):
+        values = x[start : start + block]
+        width = -(-values.size // rows)
+        grid = np.zeros((rows, 32), x.dtype)
+        grid[:, :width] = np.append(values, np.zeros(rows * width - values.size, x.dtype)).reshape(rows, width)
+        yield grid, values.size, width
+
+
+def fold(grid):
+    """Sum a grid, each time by adding its second half to the first: first of the rows, then of the values."""
+    values = grid.reshape(-1)
+    while values.size > 1:
+        values = values[: values.size // 2] + values[values.size // 2 :]
+    return values[0]
+
+
+def planar_scale(value):
+    scale = bf16_nearest(np.array([value], np.float32))
+    return scale if scale[0] >= 0x0080 else np.zeros(1, np.uint16)
+
+
+def sign_bytes(x):
+    """Return the payload of sign: mean magnitudes, then the signs of a column in the bits of a byte."""
+    scales, signs = b"", b""
+    for grid, size, width in grids(x, 256, 8):
+        mean = fold(np.abs(grid.astype(np.float32)) * np.float32(1 / 256))
+        with np.errstate(over="ignore"):
+            scales += planar_scale(mean * np.float32(256 / size)).tobytes()
+        signs += np.packbits(grid < 0, axis=0, bitorder="little")[0, :width].tobytes()
+    return scales + signs
+
+
+def int2_bytes(x):
+    """Return the payload of int2: two steps of Lloyd's from 0.8 of the mean magnitude, then codes + 2."""
+    scales, packed = b"", b""
+    for grid, size, width in grids(x, 128, 4):
+        parts = np.abs(grid.astype(np.float32)) * np.float32(1 / 128)
+        with np.errstate(over="ignore"):
+            threshold = fold(parts) * np.float32(128 / size) * (np.float32(0.8) * np.float32(1 / 128))
+            for _ in range(2):
+                above = parts > threshold
+                mean = fold(np.where(above, parts, np.float32(0))) / np.float32(max(above.sum(), 1))
+                threshold = mean * np.float32(0.5)
+            scale = planar_scale(mean * np.float32(128))
+        limit = from_bf16(scale)[0] * np.float32(0.5) if scale[0] else np.float32(np.inf)
+        codes = (2 + (grid > limit) - (grid < -limit)).astype(np.uint8)
+        scales += scale.tobytes()
+        packed += (codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6)[:width].tobytes()
+    return scales + packed
