@@ -90,7 +90,7 @@ def _get(words: Any, at: Any) -> Any:
 
 
 @kernel
-def write(values: Any, shifts: Any, words: Any, at: int) -> int:
+def write(values: Any, shifts: Any, words: Any, at: Any) -> Any:
     """Write integers from bit ``at`` of ``words`` on, which are zeros there; return the bit after them."""
     for block in range(shifts.size):
         here = values[block * _BLOCK : min((block + 1) * _BLOCK, values.size)]
@@ -111,7 +111,7 @@ def write(values: Any, shifts: Any, words: Any, at: int) -> int:
 
 
 @kernel
-def read(words: Any, at: int, end: int, limit: int, values: Any) -> int:
+def read(words: Any, at: Any, end: int, limit: int, values: Any) -> Any:
     """Read integers from bit ``at`` on; return the bit after them, or -1 where ``write`` did not write them.
 
     Parameters

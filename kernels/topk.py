@@ -147,7 +147,7 @@ def gather_largest(bits: Any, mask: Any, threshold: Any, ties: int, places: Any,
 
 
 @kernel
-def to_integers(places: Any, values: Any, gaps: Any, levels: Any) -> tuple[int, int]:
+def to_integers(places: Any, values: Any, gaps: Any, levels: Any) -> tuple[Any, int]:
     """Turn places into the gaps between them, and values into twice their level, plus 1 where negative.
 
     Parameters
@@ -179,7 +179,7 @@ def to_integers(places: Any, values: Any, gaps: Any, levels: Any) -> tuple[int, 
 
 
 @kernel
-def measure_span(gaps: Any) -> int:
+def measure_span(gaps: Any) -> Any:
     """Return one more than the last place."""
     span = np.int64(gaps.size)
     for i in range(gaps.size):

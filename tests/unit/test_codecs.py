@@ -285,7 +285,13 @@ def test_formats_are_numbered_for_ever():
     numbers = {"raw": 0, "fp16": 1, "int8": 2, "int4": 3, "topk": 7}
     assert {name: kind.format_number for name, kind in CODECS.items()} == numbers
     assert {name: kind.wire_id for name, kind in CODECS.items()} == {name: name for name in CODECS}
-    assert {name: kind.block for name, kind in CODECS.items()} == {"raw": 1, "fp16": 1, "int8": 128, "int4": 128, "topk": 1}
+    assert {name: kind.block for name, kind in CODECS.items()} == {
+        "raw": 1,
+        "fp16": 1,
+        "int8": 128,
+        "int4": 128,
+        "topk": 1,
+    }
 
 
 # Half precision, case N09.

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 
 from mpitrain.codecs.memory import NoMemory, ResidualSender
 from mpitrain.codecs.registry import make_codec
-from mpitrain.codecs.topk import HEADER_BYTES, SAMPLED_FROM, TopK
+from mpitrain.codecs.topk import SAMPLED_FROM, TopK
 from mpitrain.errors import CodecError
 from mpitrain.kernels import rice
 from tests.reference import quantizers
@@ -68,7 +68,7 @@ def shapes(size, dtype):
 @pytest.mark.parametrize("size", SIZES)
 def test_bytes_and_values_equal_the_twin(size, dtype):
     """One in 1 and more than size: everything, and a single value."""
-    for name, x in shapes(size, dtype):
+    for _, x in shapes(size, dtype):
         for one_in in (1, 7, 100, 10**6) if size <= 1000 else (20, 1000):
             check(x, one_in)
 
@@ -168,12 +168,13 @@ def test_places_cost_hardly_more_than_their_entropy(size, one_in):
 
 @pytest.mark.parametrize("size", [64_000, 1_000_000])
 def test_clustered_places_cost_less(size):
-    """A bunch of neighbours, and rows of a matrix: the shifts follow."""
+    """The shifts follow a dense region; runs shorter than a block do no harm."""
     rng, count = np.random.default_rng(1), size // 100
     rows = 50 * rng.choice(size // 50, count // 50, replace=False)
-    together = np.arange(count) + size // 3
-    for places in (np.sort((rows[:, None] + np.arange(50)).ravel()), together):
-        assert bits_of(places) <= 0.4 * binomial_bits(size, count)
+    dense = np.sort(size // 3 + rng.choice(4 * count, count, replace=False))
+    assert bits_of((np.sort(rows)[:, None] + np.arange(50)).ravel()) <= 1.05 * binomial_bits(size, count)
+    assert bits_of(dense) <= 1.02 * binomial_bits(4 * count, count) + 64
+    assert bits_of(np.arange(count) + size // 3) <= 0.14 * binomial_bits(size, count)
 
 
 @pytest.mark.parametrize("one_in", [1, 2, 3, 10, 100, 10**9])
@@ -272,7 +273,7 @@ def mutate(rounds, seed=0):
 
 
 def test_mutated_payloads():
-    assert 0 < mutate(5_000)
+    assert mutate(5_000) > 0
 
 
 @pytest.mark.parametrize(
@@ -350,7 +351,8 @@ def descend(kind, steps, rate=0.01):
 
 
 def test_the_largest_value_alone_diverges_and_feedback_converges():
-    assert np.linalg.norm(gradients(np.ones(3)).mean(axis=0)) < 3
-    assert descend("alone", 300) > 100
-    assert descend("EF14", 15_000) < 1e-15
-    assert descend("EF21", 15_000) < 1e-15
+    start = np.linalg.norm(gradients(np.ones(3)).mean(axis=0))
+    assert descend("alone", 300) > 100 * start
+    for feedback in ("EF14", "EF21"):
+        assert descend(feedback, 300) < start / 20
+        assert descend(feedback, 400, rate=0.05) < 1e-10
