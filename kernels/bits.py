@@ -1,4 +1,4 @@
-"""Reinterpretations between floats and integers that numba does not offer, through LLVM's own instructions.
+"""Instructions that numba does not offer, mostly between floats and the integers of their bits, taken from LLVM.
 
 ``fptrunc`` and ``fpext`` on the half type are IEEE 754 conversions with rounding to nearest even. They compile to the
 processor's instruction where it has one (F16C) and to the compiler's library routine elsewhere, with the same bits.
@@ -76,3 +76,16 @@ def half_to_single(typing_context: Any, bits: Any) -> Any:
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
 
     return types.float32(types.uint16), build
+
+
+@instruction(lambda word: np.int64((int(word) & -int(word)).bit_length() - 1))
+def trailing_zeros(typing_context: Any, word: Any) -> Any:
+    """Count the zeros below the lowest one of a uint32 or uint64 that is not 0."""
+    if word not in (types.uint32, types.uint64):
+        return None
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        count = builder.cttz(args[0], ir.Constant(ir.IntType(1), 1))
+        return count if word == types.uint64 else builder.zext(count, ir.IntType(64))
+
+    return types.int64(word), build

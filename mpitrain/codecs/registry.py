@@ -12,9 +12,11 @@ from mpitrain.codecs.int4 import Int4
 from mpitrain.codecs.int8 import Int8
 from mpitrain.codecs.raw import Raw
 from mpitrain.codecs.sign import Sign
+from mpitrain.codecs.topk import TopK
 from mpitrain.errors import ConfigError
 
-CODECS: dict[str, type[Codec]] = {kind.wire_id: kind for kind in (Raw, Half, Int8, Int4, BFloat16, Int2, Sign)}
+KINDS: tuple[type[Codec], ...] = (Raw, Half, Int8, Int4, BFloat16, Int2, Sign, TopK)
+CODECS: dict[str, type[Codec]] = {kind.wire_id: kind for kind in KINDS}
 
 
 def make_codec(name: str, dtype: npt.DTypeLike = np.float32, *, stochastic: bool = False) -> Codec:

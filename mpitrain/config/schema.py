@@ -12,7 +12,7 @@ NonNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 
 Task = Literal["classify", "forecast", "lm"]
-CodecName = Literal["raw", "fp16", "int8", "int4"]
+CodecName = Literal["raw", "fp16", "int8", "int4", "topk"]
 MemoryName = Literal["none", "residual", "delta"]
 CollectiveName = Literal["native", "ring", "direct", "server"]
 

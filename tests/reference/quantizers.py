@@ -148,3 +148,49 @@ def int2_bytes(x):
         scales += scale.tobytes()
         packed += (codes[0] | codes[1] << 2 | codes[2] << 4 | codes[3] << 6)[:width].tobytes()
     return scales + packed
+
+
+def topk_choice(x, one_in):
+    """Return the places of the largest magnitudes, in order; of equal ones the first, and no zeros."""
+    magnitudes = np.abs(x)
+    order = np.argsort(-magnitudes, kind="stable")[: -(-x.size // one_in)]
+    return np.sort(order[magnitudes[order] >= np.finfo(np.float32).tiny])
+
+
+def rice_bits(values):
+    """Code integers in blocks of 128; returns a string of zeros and ones, the first written first."""
+    text = ""
+    for start in range(0, len(values), 128):
+        block = [int(value) for value in values[start : start + 128]]
+        shift = min(range(32), key=lambda s: sum((v >> s) + 1 + s for v in block))
+        text += f"{shift:05b}"[::-1]
+        text += "".join(f"{v % 2**shift:0{shift}b}"[::-1] for v in block if shift)
+        text += "".join("0" * (v >> shift) + "1" for v in block)
+    return text
+
+
+def topk_integers(x, one_in):
+    """Return gaps, levels and the lowest level."""
+    places = topk_choice(x, one_in)
+    bits = x[places].astype(np.float32).view(np.uint32)
+    levels = (bits & 0x7FFFFFFF) >> 21
+    lowest = int(levels.min()) if places.size else 0
+    return np.diff(places, prepend=-1) - 1, 2 * (levels - lowest) + (bits >> 31), lowest
+
+
+def topk_bytes(x, one_in=100):
+    if not x.size:
+        return b""
+    gaps, levels, lowest = topk_integers(x, one_in)
+    text = rice_bits(gaps) + rice_bits(levels)
+    text += "0" * (-len(text) % 8)
+    packed = bytes(int(text[i : i + 8][::-1], 2) for i in range(0, len(text), 8))
+    return np.uint32(gaps.size).tobytes() + np.uint16(lowest).tobytes() + packed
+
+
+def topk_decoded(x, one_in=100):
+    """Return what the other end decodes: the middle of each level."""
+    out, places = np.zeros_like(x), topk_choice(x, one_in)
+    bits = x[places].astype(np.float32).view(np.uint32)
+    out[places] = (bits >> 21 << 21 | 1 << 20).astype(np.uint32).view(np.float32)
+    return out
