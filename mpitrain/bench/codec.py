@@ -12,8 +12,9 @@ from mpitrain.bench.records import Record, show
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.memory import SENDERS, Memory
 from mpitrain.codecs.registry import CODECS, make_codec
-from mpitrain.config.validate import STOCHASTIC
+from mpitrain.config.codec_names import rounds_at_random
 
+STOCHASTIC = [name for name in CODECS if rounds_at_random(name)]
 GB = 1e9
 HEADER_BITS = 128
 

@@ -2,8 +2,10 @@
 
 JSON is a list of flat records. Units: ``unit name parameters work_multiply_adds`` (or ``work_s``) ``output_values
 kept_bytes``. Layouts: ``dp pp tp servers cuts``, then ``refused``, or for every axis ``data_bytes data_messages
-data_raw_bytes data_int8_bytes …`` and ``total_bytes messages_in_a_row memory_bytes memory_parameters_bytes …``. Work,
-values and bytes of a unit are those of one sample; of a layout, all ranks' in a step, and the memory of the largest.
+data_raw_bytes data_int8_bytes …`` and ``total_bytes total_about messages_in_a_row memory_bytes
+memory_parameters_bytes …``; ``total_about`` tells whether the bytes depend on the values, and are those of typical
+ones. Work, values and bytes of a unit are those of one sample; of a layout, all ranks' in a step, and the memory of the
+largest.
 """
 
 import json
@@ -15,7 +17,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mpitrain.codecs.registry import CODECS
 from mpitrain.collectives.predicted import Sent
 from mpitrain.comm.hints import hinted_rank, hinted_size
 from mpitrain.comm.outputs import write_output
@@ -25,7 +26,7 @@ from mpitrain.data.open import open_dataset
 from mpitrain.errors import ExitCode, MpitrainError, count
 from mpitrain.parallel.units import kept_bytes
 from mpitrain.partition import GridShape
-from mpitrain.train.layouts import Costs, LayoutCost, compare
+from mpitrain.train.layouts import COMPARED, Costs, LayoutCost, compare
 
 Record = dict[str, str | int | float | None]
 
@@ -112,7 +113,8 @@ def _layout_record(cost: LayoutCost) -> Record:
     for name, axis in cost.axes.items():
         record |= {f"{name}_bytes": axis.configured.nbytes, f"{name}_messages": axis.configured.messages}
         record |= {f"{name}_{codec}_bytes": sent.nbytes if sent else None for codec, sent in axis.sent.items()}
-    record |= {"total_bytes": cost.configured.nbytes, "messages_in_a_row": cost.in_a_row}
+    record |= {"total_bytes": cost.configured.nbytes, "total_about": cost.configured.about}
+    record |= {"messages_in_a_row": cost.in_a_row}
     record |= {"memory_bytes": cost.memory_bytes}
     return record | {f"memory_{part}_bytes": nbytes for part, nbytes in cost.memory.items()}
 
@@ -149,7 +151,7 @@ def _unit_table(costs: Costs) -> Table:
 
 
 def _layout_table(possible: Sequence[LayoutCost]) -> Table:
-    numbers = [*(f"{codec} MB" for codec in CODECS), "set MB", "in a row", "MB a rank"]
+    numbers = [*(f"{codec} MB" for codec in COMPARED), "set MB", "in a row", "MB a rank"]
     served = any(cost.shape.servers for cost in possible)
     table = _table(["dp", *(["servers"] if served else []), "pp", "tp", "cuts", "axis"], numbers)
     for cost in possible:
@@ -175,14 +177,14 @@ def _axis_lines(cost: LayoutCost) -> list[list[str]]:
     if len(lines) == 1:
         return lines
     together = []
-    for codec in CODECS:
+    for codec in COMPARED:
         sent = [axis.sent[codec] for axis in cost.axes.values()]
         together.append(_mb(None if None in sent else sum((one for one in sent if one), Sent())))
     return [["together" if lines else "none", *together, _mb(cost.configured)], *lines]
 
 
 def _mb(sent: Sent | None) -> str:
-    return "-" if sent is None else f"{sent.nbytes / 1e6:,.3f}"
+    return "-" if sent is None else f"{'about ' * sent.about}{sent.nbytes / 1e6:,.3f}"
 
 
 def _verdict(possible: Sequence[LayoutCost]) -> list[str]:

@@ -26,11 +26,14 @@ class Codec(ABC):
         The same as one byte of the message header.
     block : int
         Elements that share a scale: cutting a vector at multiples of it does not change the bytes.
+    fixed_size : bool
+        Whether every ordinary vector of ``size`` elements has ``nbytes(size)``; else these are only typical.
     """
 
     wire_id: ClassVar[str]
     format_number: ClassVar[int]
     block: ClassVar[int] = 1
+    fixed_size: ClassVar[bool] = True
 
     def __init__(self, dtype: npt.DTypeLike = np.float32) -> None:
         self.dtype = cast(np.dtype[np.floating[Any]], np.dtype(dtype))
@@ -43,7 +46,7 @@ class Codec(ABC):
 
     @abstractmethod
     def nbytes(self, size: int) -> int:
-        """Return the bytes of ``size`` ordinary elements, which the byte counts of the README use."""
+        """Return the bytes of ``size`` ordinary elements (typical ones where they are not ``fixed_size``)."""
 
     @abstractmethod
     def encode(self, x: Floats, wire: Bytes, key: int = 0, first: int = 0) -> tuple[int, int]:

@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from mpitrain.config.codec_names import bounds, forms
+
 Count = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
@@ -12,7 +14,8 @@ NonNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 
 Task = Literal["classify", "forecast", "lm"]
-CodecName = Literal["raw", "fp16", "int8", "int4"]
+CodecName = Annotated[str, Meta(description=", ".join(f'`"{form}"`' for form in forms()) + f"; {bounds()}")]
+"""Checked by `mpitrain.config.codec_names.parse_codec` when a configuration is read."""
 MemoryName = Literal["none", "residual", "delta"]
 CollectiveName = Literal["native", "ring", "direct", "server"]
 
@@ -225,8 +228,10 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     messages to the neighbour, for stations wired as a ring; server: through ``servers`` that add up; native:
     MPI_Allreduce, codec raw only."""
     codec: CodecName = "int8"
-    """As what bytes. raw: float32 itself; fp16: 2 bytes a value; int8: 1.02 bytes and int4: 0.52, with a scale for 128
-    values. With both, 1-D tensors and those below 1,024 elements travel as fp16 unless a rule says otherwise."""
+    """As what bytes. raw: float32 itself; fp16, bf16: 2 bytes a value; int8: 1.02 bytes, int4: 0.52 and int2: 0.27,
+    with a scale for 128 values; sign: an eighth, with a scale for 256; topk-N: the largest of every N values; ecq-BITS:
+    about so many bits a value, ecq-XdB: as many as a signal X dB above the noise needs, entropy-coded. With all but
+    raw, 1-D tensors and those below 1,024 elements travel as fp16 unless a rule says otherwise."""
     memory: MemoryName | None = None
     """What is remembered of earlier steps. residual: what rounding lost is added to the next gradient; delta: only the
     change against the last one is sent; none. Left out: residual, or none for codec raw."""

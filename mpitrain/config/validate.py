@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from msgspec import structs
 
+from mpitrain.config.codec_names import KINDS, rounds_at_random
 from mpitrain.config.flags import parse_flag
 from mpitrain.config.schema import (
     Config,
@@ -18,9 +19,6 @@ from mpitrain.config.schema import (
 from mpitrain.errors import ConfigError, count
 from mpitrain.partition import split_widths, tensor_refusal
 
-STOCHASTIC = ("int8", "int4")
-"""Codecs that can round at random."""
-
 
 def refusal(collective: str, codec: str, memory: str, rounding: str = "nearest") -> str | None:
     """Say why a combination of answers is refused, or None where it works."""
@@ -31,8 +29,8 @@ def refusal(collective: str, codec: str, memory: str, rounding: str = "nearest")
         )
     if codec == "raw" and memory != "none":
         return f'exchange.memory = "{memory}" has no error to remember with codec "raw"; set memory = "none"'
-    if rounding == "stochastic" and codec not in STOCHASTIC:
-        able = " or ".join(f'"{name}"' for name in STOCHASTIC)
+    if rounding == "stochastic" and not rounds_at_random(codec):
+        able = " or ".join(f'"{name}"' for name, kind in KINDS.items() if kind.stochastic)
         return f'exchange.rounding = "stochastic" needs codec {able}, got "{codec}"; set rounding = "nearest"'
     return None
 

@@ -14,8 +14,8 @@ from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import make_codec
 from mpitrain.collectives.base import Bucket, BucketState, Traffic
 from mpitrain.collectives.reducer import Pending, Reducer
+from mpitrain.config.codec_names import rounds_at_random
 from mpitrain.config.schema import ExchangeConfig
-from mpitrain.config.validate import STOCHASTIC
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.reduce import count_not_finite
 from mpitrain.params import ALIGN, Layout, Params, ParamSpec, Segment
@@ -94,7 +94,7 @@ def plan_buckets(layout: Layout, bucket_mb: float | None, shared: Collection[str
 def stream_of(spec: ParamSpec, config: ExchangeConfig, dtype: npt.DTypeLike) -> tuple[Codec, str]:
     """Choose the codec and the memory of the bucket that begins with a tensor."""
     name = codec_of(spec, config)
-    codec = make_codec(name, dtype, stochastic=name in STOCHASTIC and config.rounding == "stochastic")
+    codec = make_codec(name, dtype, stochastic=rounds_at_random(name) and config.rounding == "stochastic")
     return codec, "none" if codec.wire_id == "raw" else str(config.memory)
 
 

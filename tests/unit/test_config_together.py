@@ -7,12 +7,16 @@ import msgspec
 import pytest
 
 from mpitrain.config import schema
+from mpitrain.config.codec_names import KINDS
 from mpitrain.config.load import resolve
 from mpitrain.config.validate import check_consistency, memory_of, refusal, with_derived
 from tests.reference.configs import config_of, from_text, message_of
 
-ANSWERS = [typing.get_args(kind) for kind in (schema.CollectiveName, schema.CodecName, schema.MemoryName)] + [
-    ("nearest", "stochastic")
+ANSWERS = [
+    typing.get_args(schema.CollectiveName),
+    [*KINDS, "topk-7", "ecq-2.5", "ecq-20dB"],
+    typing.get_args(schema.MemoryName),
+    ("nearest", "stochastic"),
 ]
 
 
