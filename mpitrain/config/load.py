@@ -15,7 +15,7 @@ from mpitrain.config.codec_names import parse_codec
 from mpitrain.config.plain import Tree, parse_toml, printable, refuse_odd_values, shown
 from mpitrain.config.schema import CodecName, Config
 from mpitrain.config.unknown import refuse_unknown
-from mpitrain.config.validate import check_consistency, unread_keys, with_derived
+from mpitrain.config.validate import check_consistency, doubts, unread_keys, with_derived
 from mpitrain.errors import ConfigError
 
 
@@ -27,9 +27,10 @@ class Resolved:
     sources: dict[str, str]
 
     def warnings(self) -> list[str]:
-        """Name the keys that were set, but that the chosen kinds do not read."""
+        """Name the keys that were set, but that the chosen kinds do not read, and what else is hardly meant."""
         unread = unread_keys(self.config)
-        return [f"{key} is set, but {unread[key]} does not read it" for key in sorted(self.sources) if key in unread]
+        ignored = [f"{key} is set, but {unread[key]} does not read it" for key in sorted(self.sources) if key in unread]
+        return [*ignored, *doubts(self.config)]
 
     def lines(self) -> list[str]:
         """List every value as ``section.key = value``, without its source: equal for equal configurations."""

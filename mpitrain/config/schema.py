@@ -234,7 +234,8 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     raw, 1-D tensors and those below 1,024 elements travel as fp16 unless a rule says otherwise."""
     memory: MemoryName | None = None
     """What is remembered of earlier steps. residual: what rounding lost is added to the next gradient; delta: only the
-    change against the last one is sent; none. Left out: residual, or none for codec raw."""
+    change against the last one is sent (not with int2, sign and topk, which need the other feedback); none. Left out:
+    residual, or none for codec raw."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
     """stochastic: right on average, with more noise (codecs int8 and int4)."""
     overlap: bool = True

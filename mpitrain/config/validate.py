@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from msgspec import structs
 
-from mpitrain.config.codec_names import KINDS, rounds_at_random
+from mpitrain.config.codec_names import KINDS, is_coarse, rounds_at_random
 from mpitrain.config.flags import parse_flag
 from mpitrain.config.schema import (
     Config,
@@ -29,6 +29,11 @@ def refusal(collective: str, codec: str, memory: str, rounding: str = "nearest")
         )
     if codec == "raw" and memory != "none":
         return f'exchange.memory = "{memory}" has no error to remember with codec "raw"; set memory = "none"'
+    if memory == "delta" and is_coarse(codec):
+        return (
+            f'exchange.memory = "delta" fits to every block how much of the past counts, which loses the feedback '
+            f'that codec "{codec}" needs; set memory = "residual"'
+        )
     if rounding == "stochastic" and not rounds_at_random(codec):
         able = " or ".join(f'"{name}"' for name, kind in KINDS.items() if kind.stochastic)
         return f'exchange.rounding = "stochastic" needs codec {able}, got "{codec}"; set rounding = "nearest"'
@@ -175,6 +180,20 @@ def _of_exchange(exchange: ExchangeConfig) -> Iterator[str]:
     rules = [rule for rule in exchange.rule if rule.codec != "raw"]
     if collective == "native" and rules:
         yield f'exchange.rule: collective "native" carries codec "raw" only, got "{rules[0].codec}"'
+    for number, rule in enumerate(exchange.rule):
+        if rule.codec != "raw" and (reason := refusal("direct", rule.codec, memory_of(exchange))):
+            yield f"exchange.rule[{number}]: {reason}"
+
+
+def doubts(config: Config) -> Iterator[str]:
+    """Say what is allowed, but hardly meant."""
+    exchange = config.exchange
+    coarse = [name for name in (exchange.codec, *(rule.codec for rule in exchange.rule)) if is_coarse(name)]
+    if coarse and memory_of(exchange) == "none":
+        yield (
+            f'exchange.memory = "none" lets codec "{coarse[0]}" lose for good what it does not send, always the same '
+            'way; exchange.memory = "residual" sends it later'
+        )
 
 
 def _of_servers(exchange: ExchangeConfig, parallel: ParallelConfig) -> Iterator[str]:

@@ -28,6 +28,7 @@ def test_every_combination_is_taken_or_refused_with_a_remedy_that_works(answers)
     wrong = (
         (collective == "native" and codec != "raw")
         or (codec == "raw" and memory != "none")
+        or (memory == "delta" and codec in ("int2", "sign", "topk", "topk-7"))
         or (rounding == "stochastic" and codec not in ("int8", "int4"))
     )
     reason = refusal(*answers)
@@ -80,6 +81,34 @@ def test_rules_with_the_native_collective():
     native = '[exchange]\ncollective = "native"\ncodec = "raw"\n[[exchange.rule]]\nmatch = "*"\ncodec = '
     assert "exchange.rule" in message_of(text=native + '"fp16"')
     from_text(native + '"raw"')
+
+
+@pytest.mark.parametrize("codec", ["int2", "sign", "topk", "topk-7"])
+def test_delta_and_codecs_that_need_feedback(codec):
+    """With a fitted factor the feedback is lost: refused, also where only a rule says so; not for servers' answers."""
+    remedy = f'feedback that codec "{codec}" needs; set memory = "residual"'
+    for when in ("sync", "local", "server"):
+        overrides = [f"exchange.when={when}", f"exchange.codec={codec}"]
+        assert config_of(*overrides).exchange.memory == "residual"
+        assert remedy in message_of(*overrides, "exchange.memory=delta")
+    rule = f'[exchange]\nmemory = "delta"\n[[exchange.rule]]\nmatch = "*"\ncodec = "{codec}"'
+    assert message_of(text=rule).startswith('exchange.rule[0]: exchange.memory = "delta" fits')
+    config_of("exchange.when=server", f"exchange.server_codec={codec}", "exchange.memory=delta")
+
+
+@pytest.mark.parametrize("codec", ["int2", "sign", "topk", "topk-7"])
+def test_a_biased_codec_without_feedback_is_warned_about_once(codec):
+    told = f'exchange.memory = "none" lets codec "{codec}" lose for good'
+    rule = {"match": "*", "codec": codec}
+    for exchange in ({"codec": codec}, {"codec": codec, "rule": [rule, rule]}, {"codec": "raw", "rule": [rule]}):
+        (warning,) = resolve({"exchange": exchange | {"memory": "none"}}, "run.toml", []).warnings()
+        assert warning.startswith(told)
+        assert resolve({"exchange": exchange}, "run.toml", []).warnings() == []
+
+
+def test_fine_codecs_may_do_without_memory():
+    for codec in ("raw", "fp16", "bf16", "int8", "int4", "ecq", "ecq-2"):
+        assert resolve({"exchange": {"codec": codec, "memory": "none"}}, "run.toml", []).warnings() == []
 
 
 def test_heads_do_not_matter_to_an_mlp():
