@@ -3,9 +3,9 @@
 JSON is a list of flat records. Units: ``unit name parameters work_multiply_adds`` (or ``work_s``) ``output_values
 kept_bytes``. Layouts: ``dp pp tp servers cuts``, then ``refused``, or for every axis ``data_bytes data_messages
 data_raw_bytes data_int8_bytes …`` and ``total_bytes total_about messages_in_a_row memory_bytes
-memory_parameters_bytes …``; ``total_about`` tells whether the bytes depend on the values, and are those of typical
-ones. Work, values and bytes of a unit are those of one sample; of a layout, all ranks' in a step, and the memory of the
-largest.
+memory_parameters_bytes …``. ``data_uncompressed_bytes`` are those of the steps that travel raw, if there are any;
+``total_about`` tells whether bytes depend on the values, and are those of typical ones. Work, values and bytes of a
+unit are those of one sample; of a layout, all ranks' in a step, and the memory of the largest.
 """
 
 import json
@@ -87,6 +87,9 @@ def _legend(exchange: ExchangeConfig) -> str:
         return LEGEND.format(f"a step (of what replicas exchange after {exchange.h} steps, the mean)")
     if exchange.when == "server":
         return LEGEND.format("a step (and what servers answer; after the last step of a round, the weights raw)")
+    if exchange.warmup_steps or exchange.raw_last_steps:
+        first, last = exchange.warmup_steps, exchange.raw_last_steps
+        return LEGEND.format(f"a step (gradients travel raw in the first {first} and the last {last})")
     return LEGEND.format("the first step")
 
 
@@ -112,6 +115,8 @@ def _layout_record(cost: LayoutCost) -> Record:
     record: Record = {**_place(cost.shape), "cuts": _cuts(cost)}
     for name, axis in cost.axes.items():
         record |= {f"{name}_bytes": axis.configured.nbytes, f"{name}_messages": axis.configured.messages}
+        if axis.uncompressed:
+            record |= {f"{name}_uncompressed_bytes": axis.uncompressed.nbytes}
         record |= {f"{name}_{codec}_bytes": sent.nbytes if sent else None for codec, sent in axis.sent.items()}
     record |= {"total_bytes": cost.configured.nbytes, "total_about": cost.configured.about}
     record |= {"messages_in_a_row": cost.in_a_row}

@@ -247,6 +247,14 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     wire go on side by side; 0: it is one message."""
     rule: tuple[RuleConfig, ...] = ()
     """Codecs of single tensors; the first match wins."""
+    warmup_steps: Index = 0
+    """Steps at the start in which everything travels raw; memories begin after them. Not the warm-up of the rate, which
+    is ``optim.warmup_steps``."""
+    raw_last_steps: Index = 0
+    """Steps at the end, up to ``train.steps``, in which everything travels raw; what the memories hold then is left."""
+    reset_every: Index = 0
+    """Steps after which residuals are set to zero, for comparison: it throws away what rounding has lost so far. 0:
+    never, it is carried on."""
 
     h: Count = 30
     """Optimizer steps of a replica between two exchanges (when = "local"); evaluations, saves and stops wait for

@@ -95,7 +95,7 @@ READ_BY: dict[str, dict[object, str]] = {
     "parallel.schedule": {"1f1b": "", "afab": "", "interleaved": "chunks"},
     "parallel.memory": {"none": "", "delta": "reference_mb"},
     "exchange.when": {
-        "sync": "collective segment_kb",
+        "sync": "collective segment_kb warmup_steps raw_last_steps reset_every",
         "local": "collective segment_kb h outer_lr outer_momentum fragments delay merge",
         "server": f"mode server_codec {MODES} dc_strength dc_decay optim.lr_scale",
     },
@@ -184,10 +184,35 @@ def _of_exchange(exchange: ExchangeConfig) -> Iterator[str]:
         if rule.codec != "raw" and (reason := refusal("direct", rule.codec, memory_of(exchange))):
             yield f"exchange.rule[{number}]: {reason}"
 
+    yield from _of_phases(exchange)
+
+
+def _of_phases(exchange: ExchangeConfig) -> Iterator[str]:
+    """Refuse what varies with the step where it cannot."""
+    for key in ("warmup_steps", "raw_last_steps", "reset_every"):
+        if getattr(exchange, key) and exchange.when != "sync":
+            yield (
+                f"exchange.{key} = {getattr(exchange, key)} is for exchanges at every step, but exchange.when = "
+                f'"{exchange.when}" has one codec and memory from the first to the last; set exchange.{key} = 0'
+            )
+    if exchange.reset_every and memory_of(exchange) != "residual":
+        yield (
+            f"exchange.reset_every = {exchange.reset_every} zeroes residuals, but exchange.memory = "
+            f'"{memory_of(exchange)}" has none; set exchange.memory = "residual" or exchange.reset_every = 0'
+        )
+
 
 def doubts(config: Config) -> Iterator[str]:
     """Say what is allowed, but hardly meant."""
-    exchange = config.exchange
+    exchange, steps = config.exchange, config.train.steps
+    uncompressed = exchange.warmup_steps + exchange.raw_last_steps
+    if uncompressed and not _is_lossy(exchange):
+        yield 'exchange.warmup_steps and exchange.raw_last_steps change nothing with codec "raw"'
+    elif uncompressed >= steps:
+        yield (
+            f"exchange.warmup_steps + exchange.raw_last_steps = {uncompressed} leave none of the train.steps = {steps} "
+            f'to codec "{exchange.codec}"'
+        )
     coarse = [name for name in (exchange.codec, *(rule.codec for rule in exchange.rule)) if is_coarse(name)]
     if coarse and memory_of(exchange) == "none":
         yield (

@@ -1,5 +1,6 @@
 """Buckets: which tensors leave together, as what bytes, and what is remembered of them."""
 
+import sys
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -98,6 +99,11 @@ def stream_of(spec: ParamSpec, config: ExchangeConfig, dtype: npt.DTypeLike) -> 
     return codec, "none" if codec.wire_id == "raw" else str(config.memory)
 
 
+def travels_raw(config: ExchangeConfig, step: int, steps: int) -> bool:
+    """Tell whether everything travels raw in a step (from 1) of a run of ``steps``: at its start, or at its end."""
+    return step <= config.warmup_steps or step > steps - config.raw_last_steps
+
+
 def pieces_of(
     layout: Layout, exchange: ExchangeConfig, held: Collection[str], dtype: npt.DTypeLike = np.float32
 ) -> list[Piece]:
@@ -125,6 +131,8 @@ class BucketSums:
         As in `plan_buckets`.
     chosen : collection of int, optional
         Buckets of the plan that are summed; all of them where left out.
+    steps : int, optional
+        Length of the run, for what ends raw; without, nothing does.
 
     Attributes
     ----------
@@ -146,6 +154,7 @@ class BucketSums:
         seed: int,
         shared: Collection[str] = (),
         chosen: Collection[int] | None = None,
+        steps: int = sys.maxsize,
     ) -> None:
         self.reducer = reducer
         self._seed = seed
@@ -155,7 +164,9 @@ class BucketSums:
         plan = [(number, segments) for number, segments in plan if chosen is None or number in chosen]
         self._segments = [segments for _, segments in plan]
         self.ranges = [(segments[0].start, segments[-1].stop) for segments in self._segments]
+        self._steps = steps
         self._states: list[BucketState] = []
+        self._uncompressed: list[BucketState] = []
         self._bucket_of: dict[str, int] = {}
         for index, (number, segments) in enumerate(plan):
             codec, memory = stream_of(segments[0].spec, config, values.flat.dtype)
@@ -163,6 +174,7 @@ class BucketSums:
             self._states.append(reducer.open(bucket, codec, memory))
             self._bucket_of.update({segment.spec.name: index for segment in segments})
         self._noise = [salt_of(segments[0].spec) for segments in self._segments]
+        self._current = self._states
         self._step = 0
         self._missing: list[int] = []
         self._pending: list[Pending] = []
@@ -170,8 +182,19 @@ class BucketSums:
     def begin(self, step: int) -> None:
         """Expect the tensors of a step."""
         self._step = step
+        self._current = self._states_of(step)
         self._missing = [len(segments) for segments in self._segments]
         self._pending = []
+
+    def _states_of(self, step: int) -> list[BucketState]:
+        """Choose what carries the buckets in a step; what carries them raw is there only as long as it is needed."""
+        if not travels_raw(self._config, step, self._steps):
+            self._uncompressed = []
+            return self._states
+        if not self._uncompressed:
+            raw = make_codec("raw", self._values.flat.dtype)
+            self._uncompressed = [self.reducer.open(state.bucket, raw, "none") for state in self._states]
+        return self._uncompressed
 
     def finished(self, names: Sequence[str]) -> None:
         """Take note that these tensors are final; start the buckets that are full now."""
@@ -180,7 +203,7 @@ class BucketSums:
             self._missing[index] -= 1
             if not self._missing[index]:
                 key = noise_key(self._seed, self._step, self.reducer.axis.rank, self._noise[index])
-                self._pending.append(self.reducer.start(self._states[index], key))
+                self._pending.append(self.reducer.start(self._current[index], key))
         self.poll()
 
     def start(self, step: int) -> None:
@@ -207,6 +230,9 @@ class BucketSums:
         """Make the memories those of this step."""
         for state in self._states:
             state.commit()
+        if self._config.reset_every and self._step % self._config.reset_every == 0:
+            for buffer in self.state().values():
+                buffer.current[:] = 0
 
     def rollback(self) -> None:
         """Forget this step: the memories stay those of the last accepted one."""

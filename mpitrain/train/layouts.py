@@ -56,10 +56,13 @@ class AxisCost:
         By codec of `COMPARED`; None where it cannot be.
     configured : Sent
         As the configuration says.
+    uncompressed : Sent or None
+        In the steps of the run in which everything travels raw; None where there are none.
     """
 
     sent: dict[str, Sent | None]
     configured: Sent
+    uncompressed: Sent | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,7 +204,12 @@ class Costs:
             once = _total([predict_exchange(specs, chosen, replicas, held) for specs, held in parts])
             return _average(once, self._steps_a_round)
 
-        return AxisCost({codec: sent(codec) for codec in COMPARED}, sent(exchange.codec) or Sent())
+        uncompressed = None
+        if exchange.warmup_steps or exchange.raw_last_steps:
+            uncompressed = _total(
+                [predict_exchange(specs, exchange, replicas, held, raw=True) for specs, held in parts]
+            )
+        return AxisCost({codec: sent(codec) for codec in COMPARED}, sent(exchange.codec) or Sent(), uncompressed)
 
     def _pipeline(self, replica: Replica, shares: Sequence[int]) -> AxisCost:
         parallel = self.config.parallel

@@ -88,6 +88,23 @@ def test_a_training_sends_what_is_predicted(world, folder, monkeypatch, model):
         assert sum(sent, Sent()) == costs.of(shape).configured * STEPS, exchange
 
 
+def test_steps_that_travel_raw_cost_what_is_predicted(world, folder, monkeypatch):
+    monkeypatch.setattr(CheckpointStore, "save", lambda store, snapshot: None)
+    table, chain = MODELS["mlp"]
+    for ends in ({"warmup_steps": 1}, {"raw_last_steps": 1}):
+        tree = BASE | {"model": table, "exchange": RULED | ends, "run": {"folder": str(folder / "run")}}
+        resolved = resolve(tree, "test", [])
+        counted = train(resolved, world, overwrite=True)["per_rank"]
+        kinds = [
+            predict_exchange(chain.specs(), resolved.config.exchange, world.size, raw=raw) for raw in (True, False)
+        ]
+        sent = [Sent(one["sent_bytes"], one["messages"]) for one in counted]
+        assert sent == [raw + coded for raw, coded in zip(*kinds, strict=True)]
+        costs = Costs(resolved.config, open_dataset(resolved.config.data, "classify", resolved.config.train.seed))
+        data = costs.of(GridShape(world.size)).axes["data"]
+        assert [sum(kind, Sent()) for kind in kinds] == [data.uncompressed, data.configured]
+
+
 LOCAL = [
     {"h": 2},
     {"h": 4, "codec": "int4", "memory": "delta", "bucket_mb": 0.002, "fragments": 3, "delay": 1},

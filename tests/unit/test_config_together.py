@@ -106,6 +106,47 @@ def test_a_biased_codec_without_feedback_is_warned_about_once(codec):
         assert resolve({"exchange": exchange}, "run.toml", []).warnings() == []
 
 
+@pytest.mark.parametrize("key", ["warmup_steps", "raw_last_steps", "reset_every"])
+def test_what_varies_with_the_step_needs_an_exchange_at_every_step(key):
+    assert getattr(config_of(f"exchange.{key}=5").exchange, key) == 5
+    for when in ("local", "server"):
+        assert message_of(f"exchange.when={when}", f"exchange.{key}=5") == (
+            f'exchange.{key} = 5 is for exchanges at every step, but exchange.when = "{when}" has one codec and memory '
+            f"from the first to the last; set exchange.{key} = 0"
+        )
+
+
+def test_a_reset_needs_residuals():
+    for memory in ("none", "delta"):
+        message = message_of(f"exchange.memory={memory}", "exchange.reset_every=1")
+        assert f'exchange.reset_every = 1 zeroes residuals, but exchange.memory = "{memory}" has none; set' in message
+    assert "exchange.reset_every = 0" in message_of("exchange.codec=raw", "exchange.reset_every=1")
+
+
+def test_a_warm_up_that_changes_nothing_or_everything_is_warned_about():
+    for key in ("warmup_steps", "raw_last_steps"):
+        raw = resolve({}, "x", ["exchange.codec=raw", f"exchange.{key}=1"])
+        assert raw.warnings() == ['exchange.warmup_steps and exchange.raw_last_steps change nothing with codec "raw"']
+    ends = ["exchange.warmup_steps=6", "exchange.raw_last_steps=4"]
+    assert resolve({}, "x", [*ends, "train.steps=11"]).warnings() == []
+    assert resolve({}, "x", [*ends, "train.steps=10"]).warnings() == [
+        'exchange.warmup_steps + exchange.raw_last_steps = 10 leave none of the train.steps = 10 to codec "int8"'
+    ]
+
+
+def test_the_two_warm_ups_do_not_collide():
+    config = config_of("optim.warmup_steps=3", "exchange.warmup_steps=5")
+    assert (config.optim.warmup_steps, config.exchange.warmup_steps) == (3, 5)
+    for key, meant in (
+        ("train.warmup_steps", "optim.warmup_steps"),
+        ("optim.warm_up_steps", "optim.warmup_steps"),
+        ("optim.warmup-steps", "optim.warmup_steps"),
+        ("exchange.warmup-steps", "exchange.warmup_steps"),
+        ("exchange.warmup", "exchange.warmup_steps"),
+    ):
+        assert message_of(f"{key}=5").endswith(f"did you mean {meant}?")
+
+
 def test_fine_codecs_may_do_without_memory():
     for codec in ("raw", "fp16", "bf16", "int8", "int4", "ecq", "ecq-2"):
         assert resolve({"exchange": {"codec": codec, "memory": "none"}}, "run.toml", []).warnings() == []
