@@ -84,7 +84,7 @@ KINDS: dict[str, CodecKind] = {
     "int2": CodecKind(coarse=True),
     "sign": CodecKind(coarse=True),
     "topk": CodecKind((Parameter("one_in", "N", "", 2, 100_000, whole=True),), coarse=True),
-    "ecq": CodecKind((Parameter("bits", "BITS", "", 0.1, 10), Parameter("snr_db", "X", "dB", 0.5, 60))),
+    "ecq": CodecKind((Parameter("bits", "BITS", "", 0.1, 7), Parameter("snr_db", "X", "dB", 1, 40))),
 }
 """By name."""
 
