@@ -37,6 +37,7 @@ UNITS = "Units, between which a pipeline can be cut; work, values that leave and
 LAYOUTS = "Layouts of {}, the fewest bytes first:"
 LEGEND = """\
 MB: payload and headers that all ranks together send in {}, with each codec; set: as the configuration says
+about: those of typical values, where they depend on the values
 in a row: messages that can only follow each other; on a slow link every one costs its delay
 MB a rank: parameters, gradients, optimizer, memories and activations of the largest rank, in the first step"""
 
@@ -156,7 +157,11 @@ def _unit_table(costs: Costs) -> Table:
 
 
 def _layout_table(possible: Sequence[LayoutCost]) -> Table:
-    numbers = [*(f"{codec} MB" for codec in COMPARED), "set MB", "in a row", "MB a rank"]
+    typical = {"set"} if any(cost.configured.about for cost in possible) else set()
+    for cost in possible:
+        typical |= {name for axis in cost.axes.values() for name, sent in axis.sent.items() if sent and sent.about}
+    megabytes = [f"{'about ' if name in typical else ''}{name} MB" for name in (*COMPARED, "set")]
+    numbers = [*megabytes, "in a row", "MB a rank"]
     served = any(cost.shape.servers for cost in possible)
     table = _table(["dp", *(["servers"] if served else []), "pp", "tp", "cuts", "axis"], numbers)
     for cost in possible:
@@ -189,7 +194,7 @@ def _axis_lines(cost: LayoutCost) -> list[list[str]]:
 
 
 def _mb(sent: Sent | None) -> str:
-    return "-" if sent is None else f"{'about ' * sent.about}{sent.nbytes / 1e6:,.3f}"
+    return "-" if sent is None else f"{sent.nbytes / 1e6:,.3f}"
 
 
 def _verdict(possible: Sequence[LayoutCost]) -> list[str]:
