@@ -3,7 +3,6 @@
 To be run by ranks, which the command starts itself where no launcher has.
 """
 
-import re
 from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
@@ -12,10 +11,10 @@ from mpitrain.bench.ranks import described, on_ranks
 from mpitrain.bench.records import show
 from mpitrain.bench.sums import FLOAT32_BYTES, Case, measure, peer_of, verdicts
 from mpitrain.codecs.memory import SENDERS
-from mpitrain.codecs.registry import CODECS
 from mpitrain.collectives.registry import COLLECTIVES
 from mpitrain.comm.agreement import agree
 from mpitrain.comm.grid import Axis
+from mpitrain.config.codec_names import parse_codec
 from mpitrain.config.schema import ExchangeConfig
 from mpitrain.config.validate import refusal
 from mpitrain.errors import ConfigError
@@ -92,13 +91,14 @@ def make_cases(
 
 def parse_stream(text: str) -> tuple[str, str]:
     """Read ``CODEC`` or ``CODEC:MEMORY``; left out, the memory is residual, or none for raw; raises ConfigError."""
-    form = re.fullmatch(r"(?P<codec>\w+)(:(?P<memory>\w+))?", text)
-    codec = form["codec"] if form else text
-    memory = (form["memory"] if form else None) or ("none" if codec == "raw" else "residual")
-    if codec not in CODECS or memory not in SENDERS:
-        raise ConfigError(
-            f"bench: --cell {text}: expected CODEC or CODEC:MEMORY, with {', '.join(CODECS)} and {', '.join(SENDERS)}"
-        )
+    codec, colon, memory = text.partition(":")
+    memory = memory if colon else "none" if codec == "raw" else "residual"
+    if memory not in SENDERS:
+        raise ConfigError(f"bench: --cell {text}: expected a memory of {', '.join(SENDERS)}, got {memory!r}")
+    try:
+        parse_codec(codec)
+    except ConfigError as error:
+        raise ConfigError(f"bench: --cell {text}: {error}") from None
     if reason := refusal("direct", codec, memory):
         raise ConfigError(f"bench: --cell {text}: {reason}")
     return codec, memory

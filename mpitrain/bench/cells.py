@@ -15,7 +15,7 @@ cell                   means
 ``WHAT`` is ``CODEC``, ``CODEC:MEMORY``, or either with ``+SERVER_CODEC``. Any ``section.key=value`` may follow, or
 stand alone, separated by commas; ``NAME=`` in front gives another name to it all::
 
-    int8   local-30/int4   ssp-4/int8:delta+fp16   async/int8,optim.lr_scale=sqrt   sgd=sync/raw,optim.kind=sgd
+    ecq-2.5   local-30/int4   ssp-4/int8:delta+fp16   async/int8,optim.lr_scale=sqrt   sgd=sync/raw,optim.kind=sgd
 """
 
 import re
@@ -33,6 +33,9 @@ MODES = {
     r"async-dca": "exchange.when=server exchange.mode=async exchange.delay_compensation=adaptive",
 }
 """Settings of every mode, by the pattern of its name."""
+
+CODEC_FORM = r"[\w.-]+"
+"""Of the name of a codec, with its parameter: what the configuration will check."""
 
 NAMES = "sync, local-H, server-sync, ssp-S, async, async-dc, async-dca"
 
@@ -91,7 +94,7 @@ def parse_cells(texts: list[str]) -> list[Cell]:
 def _exchange(short: str, text: str) -> list[str]:
     when, slash, what = short.rpartition("/")
     mode = _mode(when if slash else "sync", text)
-    form = re.fullmatch(r"(?P<codec>\w+)(:(?P<memory>\w+))?(\+(?P<server>\w+))?", what)
+    form = re.fullmatch(rf"(?P<codec>{CODEC_FORM})(:(?P<memory>\w+))?(\+(?P<server>{CODEC_FORM}))?", what)
     if form is None:
         raise ConfigError(f"bench: --cell {text}: expected CODEC[:MEMORY][+SERVER_CODEC], got {what!r}")
     memory = form["memory"] or ("none" if form["codec"] == "raw" else "residual")

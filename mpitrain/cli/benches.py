@@ -72,12 +72,24 @@ def bench_allreduce(
 
 @bench.command("codec")
 def bench_codec(
-    size: Annotated[int, typer.Option(help="Elements of the array.")] = 2**24,
-    repeats: Annotated[int, typer.Option(help="Rounds; medians are shown.")] = 9,
+    size: Annotated[int, typer.Option(min=1, help="Elements of the array.")] = 2**24,
+    repeats: Annotated[int, typer.Option(min=1, help="Rounds; medians are shown.")] = 9,
+    codecs: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--codec",
+            help="CODEC such as int8, topk-100, ecq-2.5 or ecq-20dB; :stochastic, :residual or :delta may follow; may "
+            "be repeated. Left out: a choice of all.",
+            metavar="CODEC",
+        ),
+    ] = None,
+    sources: Annotated[
+        list[str] | None, typer.Option("--source", help="gaussian or laplace; both where left out; may be repeated.")
+    ] = None,
     json: Json = None,
 ) -> None:
-    """Time encode and decode-add of every codec beside memcpy of the same array."""
-    call("bench-codec", size, repeats, json)
+    """Measure bits, noise, distance from Shannon's bound, and the speed of codecs beside memcpy of the same array."""
+    call("bench-codec", size, repeats, json, codecs or [], sources or [])
 
 
 @bench.command("convergence")

@@ -2,8 +2,10 @@
 
 JSON is a list of flat records. Units: ``unit name parameters work_multiply_adds`` (or ``work_s``) ``output_values
 kept_bytes``. Layouts: ``dp pp tp servers cuts``, then ``refused``, or for every axis ``data_bytes data_messages
-data_raw_bytes data_int8_bytes …`` and ``total_bytes messages_in_a_row memory_bytes memory_parameters_bytes …``. Work,
-values and bytes of a unit are those of one sample; of a layout, all ranks' in a step, and the memory of the largest.
+data_raw_bytes data_int8_bytes …`` and ``total_bytes total_about messages_in_a_row memory_bytes
+memory_parameters_bytes …``. ``data_uncompressed_bytes`` are those of the steps that travel raw, if there are any;
+``total_about`` tells whether bytes depend on the values, and are those of typical ones. Work, values and bytes of a
+unit are those of one sample; of a layout, all ranks' in a step, and the memory of the largest.
 """
 
 import json
@@ -15,7 +17,6 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from mpitrain.codecs.registry import CODECS
 from mpitrain.collectives.predicted import Sent
 from mpitrain.comm.hints import hinted_rank, hinted_size
 from mpitrain.comm.outputs import write_output
@@ -25,7 +26,7 @@ from mpitrain.data.open import open_dataset
 from mpitrain.errors import ExitCode, MpitrainError, count
 from mpitrain.parallel.units import kept_bytes
 from mpitrain.partition import GridShape
-from mpitrain.train.layouts import Costs, LayoutCost, compare
+from mpitrain.train.layouts import COMPARED, Costs, LayoutCost, compare
 
 Record = dict[str, str | int | float | None]
 
@@ -36,6 +37,7 @@ UNITS = "Units, between which a pipeline can be cut; work, values that leave and
 LAYOUTS = "Layouts of {}, the fewest bytes first:"
 LEGEND = """\
 MB: payload and headers that all ranks together send in {}, with each codec; set: as the configuration says
+about: those of typical values, where they depend on the values
 in a row: messages that can only follow each other; on a slow link every one costs its delay
 MB a rank: parameters, gradients, optimizer, memories and activations of the largest rank, in the first step"""
 
@@ -86,6 +88,9 @@ def _legend(exchange: ExchangeConfig) -> str:
         return LEGEND.format(f"a step (of what replicas exchange after {exchange.h} steps, the mean)")
     if exchange.when == "server":
         return LEGEND.format("a step (and what servers answer; after the last step of a round, the weights raw)")
+    if exchange.warmup_steps or exchange.raw_last_steps:
+        first, last = exchange.warmup_steps, exchange.raw_last_steps
+        return LEGEND.format(f"a step (gradients travel raw in the first {first} and the last {last})")
     return LEGEND.format("the first step")
 
 
@@ -111,8 +116,11 @@ def _layout_record(cost: LayoutCost) -> Record:
     record: Record = {**_place(cost.shape), "cuts": _cuts(cost)}
     for name, axis in cost.axes.items():
         record |= {f"{name}_bytes": axis.configured.nbytes, f"{name}_messages": axis.configured.messages}
+        if axis.uncompressed:
+            record |= {f"{name}_uncompressed_bytes": axis.uncompressed.nbytes}
         record |= {f"{name}_{codec}_bytes": sent.nbytes if sent else None for codec, sent in axis.sent.items()}
-    record |= {"total_bytes": cost.configured.nbytes, "messages_in_a_row": cost.in_a_row}
+    record |= {"total_bytes": cost.configured.nbytes, "total_about": cost.configured.about}
+    record |= {"messages_in_a_row": cost.in_a_row}
     record |= {"memory_bytes": cost.memory_bytes}
     return record | {f"memory_{part}_bytes": nbytes for part, nbytes in cost.memory.items()}
 
@@ -149,7 +157,11 @@ def _unit_table(costs: Costs) -> Table:
 
 
 def _layout_table(possible: Sequence[LayoutCost]) -> Table:
-    numbers = [*(f"{codec} MB" for codec in CODECS), "set MB", "in a row", "MB a rank"]
+    typical = {"set"} if any(cost.configured.about for cost in possible) else set()
+    for cost in possible:
+        typical |= {name for axis in cost.axes.values() for name, sent in axis.sent.items() if sent and sent.about}
+    megabytes = [f"{'about ' if name in typical else ''}{name} MB" for name in (*COMPARED, "set")]
+    numbers = [*megabytes, "in a row", "MB a rank"]
     served = any(cost.shape.servers for cost in possible)
     table = _table(["dp", *(["servers"] if served else []), "pp", "tp", "cuts", "axis"], numbers)
     for cost in possible:
@@ -175,7 +187,7 @@ def _axis_lines(cost: LayoutCost) -> list[list[str]]:
     if len(lines) == 1:
         return lines
     together = []
-    for codec in CODECS:
+    for codec in COMPARED:
         sent = [axis.sent[codec] for axis in cost.axes.values()]
         together.append(_mb(None if None in sent else sum((one for one in sent if one), Sent())))
     return [["together" if lines else "none", *together, _mb(cost.configured)], *lines]

@@ -49,7 +49,7 @@ class Codec(ABC):
 
     @abstractmethod
     def nbytes(self, size: int) -> int:
-        """Return the bytes of ``size`` ordinary elements, which the byte counts of the README use."""
+        """Return the bytes of ``size`` ordinary elements (typical ones where they are not ``fixed_size``)."""
 
     @abstractmethod
     def encode(self, x: Floats, wire: Bytes, key: int = 0, first: int = 0) -> tuple[int, int]:

@@ -5,7 +5,6 @@ import numpy.typing as npt
 
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.bf16 import BFloat16
-from mpitrain.codecs.blocks import BlockScaled
 from mpitrain.codecs.half import Half
 from mpitrain.codecs.int2 import Int2
 from mpitrain.codecs.int4 import Int4
@@ -13,26 +12,34 @@ from mpitrain.codecs.int8 import Int8
 from mpitrain.codecs.raw import Raw
 from mpitrain.codecs.sign import Sign
 from mpitrain.codecs.topk import TopK
+from mpitrain.config.codec_names import KINDS, parse_codec
 from mpitrain.errors import ConfigError
 
-KINDS: tuple[type[Codec], ...] = (Raw, Half, Int8, Int4, BFloat16, Int2, Sign, TopK)
-CODECS: dict[str, type[Codec]] = {kind.wire_id: kind for kind in KINDS}
+CODECS: dict[str, type[Codec]] = {kind.wire_id: kind for kind in (Raw, Half, Int8, Int4, BFloat16, Int2, Sign, TopK)}
+"""By the name without its parameter."""
 
 
 def make_codec(name: str, dtype: npt.DTypeLike = np.float32, *, stochastic: bool = False) -> Codec:
     """Build a codec.
 
+    Parameters
+    ----------
+    name : str
+        As `mpitrain.config.codec_names` takes it apart: ``int8``, ``topk-100``, ``ecq-2.5``, ``ecq-20dB``.
+
     Raises
     ------
     ConfigError
-        Unknown name, or stochastic rounding where the codec has none.
+        Unknown name, a parameter out of bounds, or stochastic rounding where the codec has none.
     """
-    if name not in CODECS:
-        raise ConfigError(f"codec: expected one of {', '.join(CODECS)}, got {name!r}")
-    kind = CODECS[name]
-    if not stochastic:
-        return kind(dtype)
-    if not issubclass(kind, BlockScaled):
-        able = ", ".join(name for name, kind in CODECS.items() if issubclass(kind, BlockScaled))
-        raise ConfigError(f"codec: stochastic rounding needs one of {able}, got {name!r}")
-    return kind(dtype, stochastic=True)
+    try:
+        choice = parse_codec(name)
+    except ConfigError as error:
+        raise ConfigError(f"codec: {error}") from None
+    options: dict[str, object] = dict(choice.options)
+    if stochastic:
+        if not KINDS[choice.kind].stochastic:
+            able = ", ".join(name for name, kind in KINDS.items() if kind.stochastic)
+            raise ConfigError(f"codec: stochastic rounding needs one of {able}, got {name!r}")
+        options["stochastic"] = True
+    return CODECS[choice.kind](dtype, **options)

@@ -10,7 +10,7 @@ from mpi4py import MPI
 from mpitrain.arrays import Floats, aligned_zeros
 from mpitrain.codecs.memory import SENDERS
 from mpitrain.codecs.noise import noise_key
-from mpitrain.codecs.registry import CODECS, make_codec
+from mpitrain.codecs.registry import make_codec
 from mpitrain.collectives.base import Bucket, Traffic, Transport, compile_kernels
 from mpitrain.collectives.registry import COLLECTIVES, make_reducer
 from mpitrain.collectives.segments import segment_elements
@@ -18,6 +18,7 @@ from mpitrain.collectives.server import servers_refusal
 from mpitrain.comm.agreement import agree, first_on_node, same_everywhere
 from mpitrain.comm.frame import HEADER_BYTES, MAX_MESSAGE_BYTES
 from mpitrain.comm.grid import Axis, duplicate
+from mpitrain.config.codec_names import parse_codec
 from mpitrain.config.schema import ExchangeConfig
 from mpitrain.config.validate import refusal
 from mpitrain.errors import ConfigError, LaunchError
@@ -35,8 +36,10 @@ class Allreduce:
         Ranks that take part. It is duplicated: messages of the caller are never met.
     size : int
         Elements of every array; 0 is legal.
-    codec : {"int8", "int4", "fp16", "raw"}
-        What bytes travel. int4 sends 0.52 bytes a value, int8 1.02, fp16 2, raw the value itself.
+    codec : str
+        What bytes travel: a name as in configurations. raw sends the value itself, fp16 and bf16 2 bytes, int8 1.02,
+        int4 0.52, int2 a quarter and sign an eighth of one; "topk-100" the largest of every 100 values, "ecq-2.5"
+        about 2.5 bits a value, "ecq-20dB" as many as that precision needs.
     memory : {"residual", "delta", "none"} or None
         What is remembered between calls: ``residual`` adds what rounding lost to the next array (for gradients),
         ``delta`` sends the change against the last sum (for slowly changing arrays). None: ``residual``, or ``none``
@@ -202,8 +205,11 @@ def _check_limits(dtype: npt.DTypeLike, timeout_s: float, max_message_bytes: int
 def _check(size: int, codec: str, memory: str, collective: str, rounding: str) -> None:
     if not isinstance(size, int | np.integer) or size < 0:
         raise ConfigError(f"Allreduce: expected a size of 0 or more, got {size!r}")
+    try:
+        parse_codec(codec)
+    except ConfigError as error:
+        raise ConfigError(f"Allreduce: codec: {error}") from None
     for what, name, known in (
-        ("codec", codec, CODECS),
         ("memory", memory, SENDERS),
         ("collective", collective, COLLECTIVES),
         ("rounding", rounding, ROUNDINGS),

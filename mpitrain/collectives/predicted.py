@@ -20,21 +20,29 @@ class Sent:
         Payload and headers.
     messages : int
         Large ones that travel in pieces count once.
+    about : bool
+        Whether the bytes depend on the values, and are those of typical ones.
     """
 
     nbytes: int = 0
     messages: int = 0
+    about: bool = False
 
     def __add__(self, other: "Sent") -> "Sent":
-        return Sent(self.nbytes + other.nbytes, self.messages + other.messages)
+        return Sent(self.nbytes + other.nbytes, self.messages + other.messages, self.about or other.about)
 
     def __mul__(self, times: int) -> "Sent":
-        return Sent(self.nbytes * times, self.messages * times)
+        return Sent(self.nbytes * times, self.messages * times, self.about)
 
 
 def payload_nbytes(codec: Codec, memory: str, size: int) -> int:
     """Count the bytes of an ordinary vector of ``size`` elements; ``delta`` adds its factors."""
     return codec.nbytes(size) + (factor_nbytes(size) if memory == "delta" else 0)
+
+
+def sent_for_vector(codec: Codec, memory: str, size: int) -> Sent:
+    """Predict a message with a vector of ``size`` elements."""
+    return Sent(HEADER_BYTES + payload_nbytes(codec, memory, size), 1, about=not codec.fixed_size)
 
 
 def sent_for_sum(
@@ -121,7 +129,7 @@ def _ring_sends(messages: list[Sent]) -> list[Sent]:
 def _messages(codec: Codec, memory: str, chunks: list[tuple[int, int]], segment: int | None) -> list[Sent]:
     """Add up the messages that carry each chunk, one a segment; an empty chunk needs none."""
     sizes = [[part.size for part in cut(number, *bounds, segment)] for number, bounds in enumerate(chunks)]
-    return [_total(Sent(HEADER_BYTES + payload_nbytes(codec, memory, n), 1) for n in chunk) for chunk in sizes]
+    return [_total(sent_for_vector(codec, memory, n) for n in chunk) for chunk in sizes]
 
 
 def _total(messages: Iterable[Sent]) -> Sent:

@@ -11,10 +11,11 @@ from pathlib import Path
 
 import msgspec
 
+from mpitrain.config.codec_names import parse_codec
 from mpitrain.config.plain import Tree, parse_toml, printable, refuse_odd_values, shown
-from mpitrain.config.schema import Config
+from mpitrain.config.schema import CodecName, Config
 from mpitrain.config.unknown import refuse_unknown
-from mpitrain.config.validate import check_consistency, unread_keys, with_derived
+from mpitrain.config.validate import check_consistency, doubts, unread_keys, with_derived
 from mpitrain.errors import ConfigError
 
 
@@ -26,9 +27,10 @@ class Resolved:
     sources: dict[str, str]
 
     def warnings(self) -> list[str]:
-        """Name the keys that were set, but that the chosen kinds do not read."""
+        """Name the keys that were set, but that the chosen kinds do not read, and what else is hardly meant."""
         unread = unread_keys(self.config)
-        return [f"{key} is set, but {unread[key]} does not read it" for key in sorted(self.sources) if key in unread]
+        ignored = [f"{key} is set, but {unread[key]} does not read it" for key in sorted(self.sources) if key in unread]
+        return [*ignored, *doubts(self.config)]
 
     def lines(self) -> list[str]:
         """List every value as ``section.key = value``, without its source: equal for equal configurations."""
@@ -120,26 +122,63 @@ def _apply_override(tree: Tree, override: str) -> str:
 
 def _convert(tree: Tree, sources: dict[str, str]) -> Config:
     try:
-        return msgspec.convert(tree, Config, strict=False)
+        config = msgspec.convert(tree, Config, strict=False)
+        _check_codecs(_plain(config), "", sources)
     except msgspec.ValidationError as error:
         message, _, where = str(error).partition(" - at ")
         dotted = where.strip("`").removeprefix("$.")
-        origin = sources.get(dotted.partition("[")[0], "config")
+        origin = _origin(dotted, sources)
         got = _look_up(tree, dotted)
+        if _is_codec(dotted):
+            _check_codec(got, dotted, sources)
         choices = _choices(dotted)
         expected = f"expected one of {choices}" if choices else message[0].lower() + message[1:].partition(", got")[0]
         suffix = "" if got is None else f", got {shown(got)}"
         raise ConfigError(f"{origin}: {dotted}: {expected.replace('`', '')}{suffix}") from None
+    return config
+
+
+def _check_codecs(node: object, dotted: str, sources: dict[str, str]) -> None:
+    """Refuse codecs that there are not, wherever the configuration names one."""
+    if isinstance(node, dict):
+        for key, value in node.items():
+            _check_codecs(value, f"{dotted}.{key}" if dotted else str(key), sources)
+    elif isinstance(node, list | tuple):
+        for index, value in enumerate(node):
+            _check_codecs(value, f"{dotted}[{index}]", sources)
+    elif isinstance(node, str) and _is_codec(dotted):
+        _check_codec(node, dotted, sources)
+
+
+def _check_codec(name: object, dotted: str, sources: dict[str, str]) -> None:
+    try:
+        parse_codec(name)
+    except ConfigError as error:
+        raise ConfigError(f"{_origin(dotted, sources)}: {dotted}: {error}") from None
+
+
+def _origin(dotted: str, sources: dict[str, str]) -> str:
+    return sources.get(dotted.partition("[")[0], "config")
+
+
+def _is_codec(dotted: str) -> bool:
+    return _type_of(dotted) == CodecName
 
 
 def _choices(dotted: str) -> str:
     """List the values of a key that takes one of a few words."""
-    kind: object = Config
-    for part in re.sub(r"\[\d+\]", "", dotted).split("."):
-        kind = typing.get_type_hints(kind).get(part)
-        kind = typing.get_args(kind)[0] if typing.get_origin(kind) in (tuple, typing.Union, types.UnionType) else kind
+    kind = _type_of(dotted)
     words = typing.get_args(kind) if typing.get_origin(kind) is typing.Literal else ()
     return ", ".join(json.dumps(word) for word in words)
+
+
+def _type_of(dotted: str) -> object:
+    """Return the type of a key; of one that may be left out, or of a list, the type of what is given."""
+    kind: object = Config
+    for part in re.sub(r"\[\d+\]", "", dotted).split("."):
+        kind = typing.get_type_hints(kind, include_extras=True).get(part)
+        kind = typing.get_args(kind)[0] if typing.get_origin(kind) in (tuple, typing.Union, types.UnionType) else kind
+    return kind
 
 
 def _look_up(tree: Tree, dotted: str) -> object:

@@ -102,6 +102,8 @@ def describe(hint: object) -> str:
     if origin is typing.Literal:
         return ", ".join(f"`{json.dumps(word)}`" for word in inner)
     if origin is typing.Annotated:
+        if told := next((meta.description for meta in inner[1:] if meta.description), ""):
+            return str(told)
         return " ".join([describe(inner[0]), *(_bounds(meta) for meta in inner[1:])]).strip()
     if origin is tuple:
         return "list of " + NOUN.sub(r"\1s", describe(inner[0]))

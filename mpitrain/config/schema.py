@@ -5,6 +5,8 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
+from mpitrain.config.codec_names import bounds, forms
+
 Count = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
 Positive = Annotated[float, Meta(gt=0, le=sys.float_info.max)]
@@ -12,7 +14,8 @@ NonNegative = Annotated[float, Meta(ge=0, le=sys.float_info.max)]
 Fraction = Annotated[float, Meta(ge=0, lt=1)]
 
 Task = Literal["classify", "forecast", "lm"]
-CodecName = Literal["raw", "fp16", "int8", "int4", "topk"]
+CodecName = Annotated[str, Meta(description=", ".join(f'`"{form}"`' for form in forms()) + f"; {bounds()}")]
+"""Checked by `mpitrain.config.codec_names.parse_codec` when a configuration is read."""
 MemoryName = Literal["none", "residual", "delta"]
 CollectiveName = Literal["native", "ring", "direct", "server"]
 
@@ -225,11 +228,14 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     messages to the neighbour, for stations wired as a ring; server: through ``servers`` that add up; native:
     MPI_Allreduce, codec raw only."""
     codec: CodecName = "int8"
-    """As what bytes. raw: float32 itself; fp16: 2 bytes a value; int8: 1.02 bytes and int4: 0.52, with a scale for 128
-    values. With both, 1-D tensors and those below 1,024 elements travel as fp16 unless a rule says otherwise."""
+    """As what bytes. raw: float32 itself; fp16, bf16: 2 bytes a value; int8: 1.02 bytes, int4: 0.52 and int2: 0.27,
+    with a scale for 128 values; sign: an eighth, with a scale for 256; topk-N: the largest of every N values; ecq-BITS:
+    about so many bits a value, ecq-XdB: as many as a signal X dB above the noise needs, entropy-coded. With all but
+    raw, 1-D tensors and those below 1,024 elements travel as fp16 unless a rule says otherwise."""
     memory: MemoryName | None = None
     """What is remembered of earlier steps. residual: what rounding lost is added to the next gradient; delta: only the
-    change against the last one is sent; none. Left out: residual, or none for codec raw."""
+    change against the last one is sent (not with int2, sign and topk, which need the other feedback); none. Left out:
+    residual, or none for codec raw."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
     """stochastic: right on average, with more noise (codecs int8 and int4)."""
     overlap: bool = True
@@ -241,6 +247,14 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     wire go on side by side; 0: it is one message."""
     rule: tuple[RuleConfig, ...] = ()
     """Codecs of single tensors; the first match wins."""
+    warmup_steps: Index = 0
+    """Steps at the start in which everything travels raw; memories begin after them. Not the warm-up of the rate, which
+    is ``optim.warmup_steps``."""
+    raw_last_steps: Index = 0
+    """Steps at the end, up to ``train.steps``, in which everything travels raw; what the memories hold then is left."""
+    reset_every: Index = 0
+    """Steps after which residuals are set to zero, for comparison: it throws away what rounding has lost so far. 0:
+    never, it is carried on."""
 
     h: Count = 30
     """Optimizer steps of a replica between two exchanges (when = "local"); evaluations, saves and stops wait for

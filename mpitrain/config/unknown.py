@@ -9,6 +9,7 @@ from mpitrain.errors import ConfigError
 
 ALIASES = {
     "learning_rate": "optim.lr",
+    "warmup_steps": "optim.warmup_steps",
     "epochs": "train.steps",
     "num_epochs": "train.steps",
     "max_steps": "train.steps",
@@ -77,7 +78,11 @@ def refuse_unknown(tree: Tree, sources: dict[str, str]) -> None:
         for key in table:
             if key not in known[section]:
                 word = key.replace("-", "_")
-                here = [] if word in ALIASES else difflib.get_close_matches(word, known[section], 1)
+                here = (
+                    []
+                    if word in ALIASES and word not in known[section]
+                    else difflib.get_close_matches(word, known[section], 1)
+                )
                 near = [f"{section}.{here[0]}"] if here else _near_key(key, dotted)
                 origin = sources.get(f"{section}.{key}", "config")
                 raise ConfigError(f"{origin}: unknown key {printable(f'{section}.{key}')}{_hint(key, near)}")

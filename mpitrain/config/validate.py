@@ -5,6 +5,7 @@ from itertools import pairwise
 
 from msgspec import structs
 
+from mpitrain.config.codec_names import KINDS, is_coarse, rounds_at_random
 from mpitrain.config.flags import parse_flag
 from mpitrain.config.schema import (
     Config,
@@ -18,9 +19,6 @@ from mpitrain.config.schema import (
 from mpitrain.errors import ConfigError, count
 from mpitrain.partition import split_widths, tensor_refusal
 
-STOCHASTIC = ("int8", "int4")
-"""Codecs that can round at random."""
-
 
 def refusal(collective: str, codec: str, memory: str, rounding: str = "nearest") -> str | None:
     """Say why a combination of answers is refused, or None where it works."""
@@ -31,8 +29,13 @@ def refusal(collective: str, codec: str, memory: str, rounding: str = "nearest")
         )
     if codec == "raw" and memory != "none":
         return f'exchange.memory = "{memory}" has no error to remember with codec "raw"; set memory = "none"'
-    if rounding == "stochastic" and codec not in STOCHASTIC:
-        able = " or ".join(f'"{name}"' for name in STOCHASTIC)
+    if memory == "delta" and is_coarse(codec):
+        return (
+            f'exchange.memory = "delta" fits to every block how much of the past counts, which loses the feedback '
+            f'that codec "{codec}" needs; set memory = "residual"'
+        )
+    if rounding == "stochastic" and not rounds_at_random(codec):
+        able = " or ".join(f'"{name}"' for name, kind in KINDS.items() if kind.stochastic)
         return f'exchange.rounding = "stochastic" needs codec {able}, got "{codec}"; set rounding = "nearest"'
     return None
 
@@ -92,7 +95,7 @@ READ_BY: dict[str, dict[object, str]] = {
     "parallel.schedule": {"1f1b": "", "afab": "", "interleaved": "chunks"},
     "parallel.memory": {"none": "", "delta": "reference_mb"},
     "exchange.when": {
-        "sync": "collective segment_kb",
+        "sync": "collective segment_kb warmup_steps raw_last_steps reset_every",
         "local": "collective segment_kb h outer_lr outer_momentum fragments delay merge",
         "server": f"mode server_codec {MODES} dc_strength dc_decay optim.lr_scale",
     },
@@ -177,6 +180,45 @@ def _of_exchange(exchange: ExchangeConfig) -> Iterator[str]:
     rules = [rule for rule in exchange.rule if rule.codec != "raw"]
     if collective == "native" and rules:
         yield f'exchange.rule: collective "native" carries codec "raw" only, got "{rules[0].codec}"'
+    for number, rule in enumerate(exchange.rule):
+        if rule.codec != "raw" and (reason := refusal("direct", rule.codec, memory_of(exchange))):
+            yield f"exchange.rule[{number}]: {reason}"
+
+    yield from _of_phases(exchange)
+
+
+def _of_phases(exchange: ExchangeConfig) -> Iterator[str]:
+    """Refuse what varies with the step where it cannot."""
+    for key in ("warmup_steps", "raw_last_steps", "reset_every"):
+        if getattr(exchange, key) and exchange.when != "sync":
+            yield (
+                f"exchange.{key} = {getattr(exchange, key)} is for exchanges at every step, but exchange.when = "
+                f'"{exchange.when}" has one codec and memory from the first to the last; set exchange.{key} = 0'
+            )
+    if exchange.reset_every and memory_of(exchange) != "residual":
+        yield (
+            f"exchange.reset_every = {exchange.reset_every} zeroes residuals, but exchange.memory = "
+            f'"{memory_of(exchange)}" has none; set exchange.memory = "residual" or exchange.reset_every = 0'
+        )
+
+
+def doubts(config: Config) -> Iterator[str]:
+    """Say what is allowed, but hardly meant."""
+    exchange, steps = config.exchange, config.train.steps
+    uncompressed = exchange.warmup_steps + exchange.raw_last_steps
+    if uncompressed and not _is_lossy(exchange):
+        yield 'exchange.warmup_steps and exchange.raw_last_steps change nothing with codec "raw"'
+    elif uncompressed >= steps:
+        yield (
+            f"exchange.warmup_steps + exchange.raw_last_steps = {uncompressed} leave none of the train.steps = {steps} "
+            f'to codec "{exchange.codec}"'
+        )
+    coarse = [name for name in (exchange.codec, *(rule.codec for rule in exchange.rule)) if is_coarse(name)]
+    if coarse and memory_of(exchange) == "none":
+        yield (
+            f'exchange.memory = "none" lets codec "{coarse[0]}" lose for good what it does not send, always the same '
+            'way; exchange.memory = "residual" sends it later'
+        )
 
 
 def _of_servers(exchange: ExchangeConfig, parallel: ParallelConfig) -> Iterator[str]:

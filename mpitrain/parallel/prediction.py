@@ -10,12 +10,11 @@ from mpitrain.codecs.base import Codec
 from mpitrain.codecs.raw import Raw
 from mpitrain.collectives.predicted import (
     Sent,
-    payload_nbytes,
     sent_for_gather,
     sent_for_scatter,
     sent_for_sum,
+    sent_for_vector,
 )
-from mpitrain.comm.frame import HEADER_BYTES
 from mpitrain.nn.loss import RowStatistics
 from mpitrain.parallel.accounting import Ledger
 from mpitrain.parallel.cuts import pieces
@@ -120,7 +119,7 @@ def pipeline_sent(replica: Replica, samples: int, codec: Codec, gradient_codec: 
 
 
 def _messages(codec: Codec, memory: str, sizes: Iterable[int]) -> Sent:
-    return sum((Sent(HEADER_BYTES + payload_nbytes(codec, memory, size), 1) for size in sizes), Sent())
+    return sum((sent_for_vector(codec, memory, size) for size in sizes), Sent())
 
 
 def tied_sent(replica: Replica) -> Ranks:

@@ -1,5 +1,6 @@
 """Buckets: which tensors leave together, as what bytes, and what is remembered of them."""
 
+import sys
 import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,8 +15,8 @@ from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import make_codec
 from mpitrain.collectives.base import Bucket, BucketState, Traffic
 from mpitrain.collectives.reducer import Pending, Reducer
+from mpitrain.config.codec_names import rounds_at_random
 from mpitrain.config.schema import ExchangeConfig
-from mpitrain.config.validate import STOCHASTIC
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.reduce import count_not_finite
 from mpitrain.params import ALIGN, Layout, Params, ParamSpec, Segment
@@ -94,8 +95,13 @@ def plan_buckets(layout: Layout, bucket_mb: float | None, shared: Collection[str
 def stream_of(spec: ParamSpec, config: ExchangeConfig, dtype: npt.DTypeLike) -> tuple[Codec, str]:
     """Choose the codec and the memory of the bucket that begins with a tensor."""
     name = codec_of(spec, config)
-    codec = make_codec(name, dtype, stochastic=name in STOCHASTIC and config.rounding == "stochastic")
+    codec = make_codec(name, dtype, stochastic=rounds_at_random(name) and config.rounding == "stochastic")
     return codec, "none" if codec.wire_id == "raw" else str(config.memory)
+
+
+def travels_raw(config: ExchangeConfig, step: int, steps: int) -> bool:
+    """Tell whether everything travels raw in a step (from 1) of a run of ``steps``: at its start, or at its end."""
+    return step <= config.warmup_steps or step > steps - config.raw_last_steps
 
 
 def pieces_of(
@@ -125,6 +131,8 @@ class BucketSums:
         As in `plan_buckets`.
     chosen : collection of int, optional
         Buckets of the plan that are summed; all of them where left out.
+    steps : int, optional
+        Length of the run, for what ends raw; without, nothing does.
 
     Attributes
     ----------
@@ -146,6 +154,7 @@ class BucketSums:
         seed: int,
         shared: Collection[str] = (),
         chosen: Collection[int] | None = None,
+        steps: int = sys.maxsize,
     ) -> None:
         self.reducer = reducer
         self._seed = seed
@@ -155,7 +164,9 @@ class BucketSums:
         plan = [(number, segments) for number, segments in plan if chosen is None or number in chosen]
         self._segments = [segments for _, segments in plan]
         self.ranges = [(segments[0].start, segments[-1].stop) for segments in self._segments]
+        self._steps = steps
         self._states: list[BucketState] = []
+        self._uncompressed: list[BucketState] = []
         self._bucket_of: dict[str, int] = {}
         for index, (number, segments) in enumerate(plan):
             codec, memory = stream_of(segments[0].spec, config, values.flat.dtype)
@@ -163,6 +174,7 @@ class BucketSums:
             self._states.append(reducer.open(bucket, codec, memory))
             self._bucket_of.update({segment.spec.name: index for segment in segments})
         self._noise = [salt_of(segments[0].spec) for segments in self._segments]
+        self._current = self._states
         self._step = 0
         self._missing: list[int] = []
         self._pending: list[Pending] = []
@@ -170,8 +182,19 @@ class BucketSums:
     def begin(self, step: int) -> None:
         """Expect the tensors of a step."""
         self._step = step
+        self._current = self._states_of(step)
         self._missing = [len(segments) for segments in self._segments]
         self._pending = []
+
+    def _states_of(self, step: int) -> list[BucketState]:
+        """Choose what carries the buckets in a step; what carries them raw is there only as long as it is needed."""
+        if not travels_raw(self._config, step, self._steps):
+            self._uncompressed = []
+            return self._states
+        if not self._uncompressed:
+            raw = make_codec("raw", self._values.flat.dtype)
+            self._uncompressed = [self.reducer.open(state.bucket, raw, "none") for state in self._states]
+        return self._uncompressed
 
     def finished(self, names: Sequence[str]) -> None:
         """Take note that these tensors are final; start the buckets that are full now."""
@@ -180,7 +203,7 @@ class BucketSums:
             self._missing[index] -= 1
             if not self._missing[index]:
                 key = noise_key(self._seed, self._step, self.reducer.axis.rank, self._noise[index])
-                self._pending.append(self.reducer.start(self._states[index], key))
+                self._pending.append(self.reducer.start(self._current[index], key))
         self.poll()
 
     def start(self, step: int) -> None:
@@ -207,6 +230,9 @@ class BucketSums:
         """Make the memories those of this step."""
         for state in self._states:
             state.commit()
+        if self._config.reset_every and self._step % self._config.reset_every == 0:
+            for buffer in self.state().values():
+                buffer.current[:] = 0
 
     def rollback(self) -> None:
         """Forget this step: the memories stay those of the last accepted one."""

@@ -223,7 +223,7 @@ def make_exchange(
             ),
         )
         return LocalExchange(weights, common, config.train.steps, max_rejected=config.train.max_skips)
-    sums = BucketSums(reducer, weights.grads, exchange, seed=seed, shared=shared.holders)
+    sums = BucketSums(reducer, weights.grads, exchange, seed=seed, shared=shared.holders, steps=config.train.steps)
     return SyncExchange(weights, sums, overlap=exchange.overlap)
 
 

@@ -1,7 +1,7 @@
 """Every way to divide ranks into data, pipeline and tensor axes, and what a step of each costs; without MPI."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 
 import numpy as np
@@ -9,6 +9,7 @@ from msgspec import structs
 
 from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.collectives.predicted import Sent, latencies
+from mpitrain.config.codec_names import kind_of
 from mpitrain.config.schema import Config, ExchangeConfig
 from mpitrain.config.validate import check_consistency, refusal
 from mpitrain.data.dataset import Dataset
@@ -38,6 +39,9 @@ from mpitrain.train.weights import make_optimizer
 
 FLOAT32 = np.dtype(np.float32)
 
+COMPARED = tuple(name for name in ("raw", "fp16", "int8", "int4", "ecq-2") if kind_of(name) in CODECS)
+"""Codecs that are set beside each other: few enough for a table; of any other the configuration tells."""
+
 Held = tuple[Sequence[ParamSpec], Mapping[str, str]]
 """Tensors of a rank, and labels of those that other ranks of its replica hold, too."""
 
@@ -49,13 +53,16 @@ class AxisCost:
     Attributes
     ----------
     sent : dict of str to Sent or None
-        By codec; None where it cannot be.
+        By codec of `COMPARED`; None where it cannot be.
     configured : Sent
         As the configuration says.
+    uncompressed : Sent or None
+        In the steps of the run in which everything travels raw; None where there are none.
     """
 
     sent: dict[str, Sent | None]
     configured: Sent
+    uncompressed: Sent | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -197,7 +204,12 @@ class Costs:
             once = _total([predict_exchange(specs, chosen, replicas, held) for specs, held in parts])
             return _average(once, self._steps_a_round)
 
-        return AxisCost({codec: sent(codec) for codec in CODECS}, sent(exchange.codec) or Sent())
+        uncompressed = None
+        if exchange.warmup_steps or exchange.raw_last_steps:
+            uncompressed = _total(
+                [predict_exchange(specs, exchange, replicas, held, raw=True) for specs, held in parts]
+            )
+        return AxisCost({codec: sent(codec) for codec in COMPARED}, sent(exchange.codec) or Sent(), uncompressed)
 
     def _pipeline(self, replica: Replica, shares: Sequence[int]) -> AxisCost:
         parallel = self.config.parallel
@@ -209,14 +221,14 @@ class Costs:
             return _total([*ways, *tied_sent(replica) * len(shares)])
 
         configured = sent(parallel.codec, parallel.gradient_codec or parallel.codec)
-        return AxisCost({codec: sent(codec, codec) for codec in CODECS}, configured)
+        return AxisCost({codec: sent(codec, codec) for codec in COMPARED}, configured)
 
     def _tensor(self, replica: Replica, shares: Sequence[int]) -> AxisCost:
         def sent(codec: str) -> Sent:
             swaps = [row for samples in shares for row in tensor_sent(replica, samples, make_codec(codec))]
             return _total([*swaps, *replicated_sent(replica) * len(shares)])
 
-        return AxisCost({codec: sent(codec) for codec in CODECS}, sent(self.config.parallel.tensor_codec))
+        return AxisCost({codec: sent(codec) for codec in COMPARED}, sent(self.config.parallel.tensor_codec))
 
     def _memories(self, replica: Replica, shares: Sequence[int], seen: Sequence[int]) -> Iterator[dict[str, int]]:
         """Yield what every rank keeps; of replicas with equal shares, one."""
@@ -318,7 +330,7 @@ def _served(parts: Sequence[Held], exchange: ExchangeConfig, shape: GridShape) -
 
 def _average(sent: Sent, steps: int) -> Sent:
     """Spread what is sent once over some steps, rounded up."""
-    return Sent(-(-sent.nbytes // steps), -(-sent.messages // steps))
+    return replace(sent, nbytes=-(-sent.nbytes // steps), messages=-(-sent.messages // steps))
 
 
 def _total(ranks: Ranks) -> Sent:

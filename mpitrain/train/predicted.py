@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpitrain.codecs.base import Codec
+from mpitrain.codecs.registry import make_codec
 from mpitrain.collectives.predicted import Sent, memory_elements, sent_for_sum
 from mpitrain.collectives.segments import segment_elements
 from mpitrain.config.schema import ExchangeConfig
@@ -22,6 +23,8 @@ def predict_exchange(
     ranks: int,
     held: Mapping[str, str] = NOBODY,
     dtype: npt.DTypeLike = np.float32,
+    *,
+    raw: bool = False,
 ) -> list[Sent]:
     """Predict what every rank of a data axis sends for the sums of all tensors, once.
 
@@ -35,9 +38,12 @@ def predict_exchange(
         Of the data axis, with the servers of collective "server".
     held : mapping
         Labels of the tensors that other ranks of the replica hold, too.
+    raw : bool
+        Whether it is one of the steps in which everything travels raw.
     """
     sent = [Sent()] * ranks
-    for codec, memory, size in _buckets(specs, config, held, dtype):
+    for stream, size in _buckets(specs, config, held, dtype):
+        codec, memory = (make_codec("raw", dtype), "none") if raw else stream
         bucket = sent_for_sum(
             config.collective,
             codec,
@@ -60,7 +66,7 @@ def predict_memories(
 ) -> list[int]:
     """Predict the bytes that every rank of a data axis remembers from step to step; arguments as above."""
     nbytes = [0] * ranks
-    for codec, memory, size in _buckets(specs, config, held, dtype):
+    for (codec, memory), size in _buckets(specs, config, held, dtype):
         elements = memory_elements(config.collective, memory, size, ranks, codec.block, servers=config.servers or 0)
         nbytes = [total + more * codec.dtype.itemsize for total, more in zip(nbytes, elements, strict=True)]
     return nbytes
@@ -68,8 +74,8 @@ def predict_memories(
 
 def _buckets(
     specs: Sequence[ParamSpec], config: ExchangeConfig, held: Mapping[str, str], dtype: npt.DTypeLike
-) -> Iterator[tuple[Codec, str, int]]:
-    """Yield codec, memory and elements of the buckets of an exchange."""
+) -> Iterator[tuple[tuple[Codec, str], int]]:
+    """Yield codec and memory, and elements, of the buckets of an exchange."""
     layout = Layout(list(specs), group_of(config, held))
     for segments in plan_buckets(layout, config.bucket_mb, held):
-        yield *stream_of(segments[0].spec, config, dtype), segments[-1].stop - segments[0].start
+        yield stream_of(segments[0].spec, config, dtype), segments[-1].stop - segments[0].start

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.registry import make_codec
-from mpitrain.collectives.predicted import Sent, payload_nbytes
+from mpitrain.collectives.predicted import Sent, sent_for_vector
 from mpitrain.comm.frame import HEADER_BYTES
 from mpitrain.config.schema import ExchangeConfig
 from mpitrain.params import Layout, ParamSpec
@@ -97,13 +97,9 @@ def _numbers(count: int) -> Sent:
     return Sent(HEADER_BYTES + 8 * count, 1)
 
 
-def _vector(codec: Codec, memory: str, size: int) -> Sent:
-    return Sent(HEADER_BYTES + payload_nbytes(codec, memory, size), 1)
-
-
 def _vectors(pieces: Sequence[Piece], codec: Codec, memory: str) -> Sent:
-    return sum((_vector(codec, memory, piece.size) for piece in pieces), Sent())
+    return sum((sent_for_vector(codec, memory, piece.size) for piece in pieces), Sent())
 
 
 def _streams(pieces: Sequence[Piece]) -> Sent:
-    return sum((_vector(piece.codec, piece.memory, piece.size) for piece in pieces), Sent())
+    return sum((sent_for_vector(piece.codec, piece.memory, piece.size) for piece in pieces), Sent())

@@ -103,7 +103,9 @@ def _when(exchange: ExchangeConfig) -> str:
     if exchange.when == "local":
         parts = f" in {exchange.fragments} parts" if exchange.fragments > 1 else ""
         return f"local, changes of {count(exchange.h, 'step')}{parts}, {how}"
-    return f"{exchange.when}, {how}"
+    ends = {"first": exchange.warmup_steps, "last": exchange.raw_last_steps}
+    raw = [f"the {end} {count(steps, 'step')} raw" for end, steps in ends.items() if steps]
+    return ", ".join([exchange.when, how, *raw])
 
 
 def _where(parts: Parts) -> str:

@@ -70,7 +70,10 @@ def test_nonfinite_is_raised_everywhere_and_changes_nothing(comm):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"codec": "int9"}, "codec: expected one of raw, fp16, int8, int4, got 'int9'"),
+        ({"codec": "ecq-99"}, "Allreduce: codec: expected ecq or ecq-BITS"),
+        ({"codec": "sign", "memory": "delta"}, 'Allreduce: exchange.memory = "delta" fits'),
+        ({"codec": 3}, "Allreduce: codec: expected one of raw, fp16, .*, got 3"),
+        ({"codec": "int9"}, "Allreduce: codec: expected one of raw, fp16, .*, got 'int9'; did you mean int8"),
         ({"memory": "some"}, "memory: expected one of"),
         ({"collective": "star"}, "collective: expected one of"),
         ({"collective": "native"}, 'carries codec "raw" only'),

@@ -11,6 +11,7 @@ from mpitrain.checkpoint.store import CheckpointStore
 from mpitrain.codecs.registry import CODECS
 from mpitrain.comm.agreement import gather
 from mpitrain.comm.grid import Axis, ProcessGrid
+from mpitrain.config.codec_names import KINDS
 from mpitrain.config.load import resolve
 from mpitrain.config.validate import refusal
 from mpitrain.errors import ConfigError
@@ -93,6 +94,12 @@ def same_hashes(comm, recorder, steps):
     return len(set(mine)) == len(mine) == steps and all(other == mine for other in everywhere)
 
 
+def ways(codec):
+    """Count the memories and roundings with which a codec is trained; coarse ones have no delta."""
+    kind = KINDS[codec]
+    return 1 if codec == "raw" else (2 if kind.coarse else 3) * (2 if kind.stochastic else 1)
+
+
 def test_every_combination(world, folder, recorder):
     """C10: collective × codec × memory: two steps with the same bits on all ranks, or the table's reason."""
     trained: dict[tuple[str, ...], str] = {}
@@ -111,9 +118,10 @@ def test_every_combination(world, folder, recorder):
         assert result["param_sha256"] == recorder.hashes[-1]
         assert all(0 < loss < 100 for loss in recorder.column("loss")), answers
         trained[collective, codec, memory, rounding] = result["param_sha256"]
-    # native raw; the others with raw, and with three memories each fp16, int8 twice and int4 twice; or int8 alone
+    # Native raw; the others with all ways of every codec, or with those of int8 alone.
     whole = [collective for collective in SUMS if collective != "server" or world.size == 3]
-    assert len(trained) == 1 + len(whole) * (1 + 3 * (1 + 2 + 2)) + (len(SUMS) - len(whole)) * 3 * 2
+    assert ways("fp16") + ways("int8") + ways("sign") == 3 + 6 + 2
+    assert len(trained) == 1 + len(whole) * sum(map(ways, CODECS)) + (len(SUMS) - len(whole)) * ways("int8")
     for (*answers, rounding), sha256 in trained.items():
         if rounding == "stochastic" and world.size > 1:
             assert sha256 != trained[*answers, "nearest"], answers
@@ -294,3 +302,79 @@ def test_replicas_start_equal(world, folder, recorder, monkeypatch):
     result = recorder.run(world, folder, MLP)
     assert set(gather(Axis(world), first[0])) == {first[0]}
     assert result["replicas_identical"] is True
+
+
+CODED = {"codec": "int8", "rule": [{"match": "*", "codec": "int8"}]}
+
+
+class Remembered:
+    """The memories of the exchange after every step."""
+
+    def __init__(self, monkeypatch):
+        self.halves = []
+        take = Loop.round
+
+        def watched(loop):
+            result = take(loop)
+            self.halves.append({name: half.copy() for name, half in loop.parts.exchange.local().items()})
+            return result
+
+        monkeypatch.setattr(Loop, "round", watched)
+
+    @property
+    def empty(self):
+        return [not any(half.any() for half in step.values()) for step in self.halves]
+
+
+@pytest.mark.parametrize("memory", ["residual", "delta"])
+@pytest.mark.parametrize("collective", SUMS)
+def test_both_ends_travel_raw(world, folder, recorder, monkeypatch, collective, memory):
+    """C21: the first and the last steps are those of raw, to the byte and bit; memories begin between them."""
+    remembered, eight = Remembered(monkeypatch), {"train": MLP["train"] | {"steps": 8}}
+    recorder.run(world, folder, MLP, exchange={"codec": "raw", "collective": collective}, **eight)
+    raw, raw_bytes = recorder.hashes, recorder.column("sent_bytes")
+    exchange = CODED | {"collective": collective, "memory": memory}
+    recorder.run(world, folder, MLP, exchange=exchange, **eight)
+    coded_bytes = recorder.column("sent_bytes")
+    remembered.halves.clear()
+    recorder.run(world, folder, MLP, exchange=exchange | {"warmup_steps": 3, "raw_last_steps": 2}, **eight)
+    assert recorder.column("sent_bytes") == raw_bytes[:3] + coded_bytes[3:6] + raw_bytes[6:]
+    assert recorder.hashes[:3] == raw[:3]
+    assert same_hashes(world, recorder, 8)
+    assert remembered.empty == [True] * 3 + [world.size == 1] * 5
+    if world.size > 1:
+        assert max(coded_bytes) < min(raw_bytes)
+        assert recorder.hashes[3] != raw[3]
+    for name, half in remembered.halves[5].items():
+        assert remembered.halves[7][name].tobytes() == half.tobytes()
+
+
+@pytest.mark.parametrize("step", [2, 5, 7])
+def test_a_resume_knows_how_its_steps_travel(world, folder, step):
+    """Within the warm-up, after it, and among the last steps: the same bits as without a break."""
+    ends = {"warmup_steps": 3, "raw_last_steps": 2, "reset_every": 2}
+    tree = MLP | {"exchange": CODED | ends, "run": {"folder": str(folder / "run")}}
+    tree |= {"train": MLP["train"] | {"steps": 8}, "checkpoint": {"every": 1, "keep": 9}}
+    config = resolve(tree, "test", [])
+    whole = train(config, world)
+    again = train(config, world, resume=str(step))
+    assert again["param_sha256"] == whole["param_sha256"]
+    assert again["sent_bytes_total"] == whole["sent_bytes_total"]
+
+
+def test_residuals_are_reset(world, folder, recorder, monkeypatch):
+    """Zeroing them at every step is to have none; else they live until the next multiple."""
+    remembered, six, found = Remembered(monkeypatch), {"train": MLP["train"] | {"steps": 6}}, {}
+    cases = {every: {"reset_every": every} for every in (0, 1, 2)} | {"none": {"memory": "none"}}
+    for every, case in cases.items():
+        remembered.halves.clear()
+        recorder.run(world, folder, MLP, exchange=CODED | case, **six)
+        assert same_hashes(world, recorder, 6)
+        found[every] = recorder.hashes
+        if every in (0, 2):
+            assert remembered.empty == [world.size == 1 or (every == 2 and step % 2 == 0) for step in range(1, 7)]
+    assert found[1] == found["none"]
+    assert found[2][:2] == found[0][:2]
+    if world.size > 1:
+        assert found[2][2] != found[0][2]
+        assert found[1][1] != found[0][1]

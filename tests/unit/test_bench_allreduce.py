@@ -201,7 +201,7 @@ def test_ranks_that_are_started(command, monkeypatch, options, ranks, sites):
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (["--cell", "int9"], "bench: --cell int9: expected CODEC"),
+        (["--cell", "int9"], "bench: --cell int9: expected one of raw"),
         (["--collective", "star"], "bench: --collective: expected one of"),
         (["--emulate"], "add --topology FILE"),
         (["--topology", "missing.toml"], "missing.toml"),

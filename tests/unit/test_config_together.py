@@ -7,12 +7,16 @@ import msgspec
 import pytest
 
 from mpitrain.config import schema
+from mpitrain.config.codec_names import KINDS
 from mpitrain.config.load import resolve
 from mpitrain.config.validate import check_consistency, memory_of, refusal, with_derived
 from tests.reference.configs import config_of, from_text, message_of
 
-ANSWERS = [typing.get_args(kind) for kind in (schema.CollectiveName, schema.CodecName, schema.MemoryName)] + [
-    ("nearest", "stochastic")
+ANSWERS = [
+    typing.get_args(schema.CollectiveName),
+    [*KINDS, "topk-7", "ecq-2.5", "ecq-20dB"],
+    typing.get_args(schema.MemoryName),
+    ("nearest", "stochastic"),
 ]
 
 
@@ -24,6 +28,7 @@ def test_every_combination_is_taken_or_refused_with_a_remedy_that_works(answers)
     wrong = (
         (collective == "native" and codec != "raw")
         or (codec == "raw" and memory != "none")
+        or (memory == "delta" and codec in ("int2", "sign", "topk", "topk-7"))
         or (rounding == "stochastic" and codec not in ("int8", "int4"))
     )
     reason = refusal(*answers)
@@ -76,6 +81,75 @@ def test_rules_with_the_native_collective():
     native = '[exchange]\ncollective = "native"\ncodec = "raw"\n[[exchange.rule]]\nmatch = "*"\ncodec = '
     assert "exchange.rule" in message_of(text=native + '"fp16"')
     from_text(native + '"raw"')
+
+
+@pytest.mark.parametrize("codec", ["int2", "sign", "topk", "topk-7"])
+def test_delta_and_codecs_that_need_feedback(codec):
+    """With a fitted factor the feedback is lost: refused, also where only a rule says so; not for servers' answers."""
+    remedy = f'feedback that codec "{codec}" needs; set memory = "residual"'
+    for when in ("sync", "local", "server"):
+        overrides = [f"exchange.when={when}", f"exchange.codec={codec}"]
+        assert config_of(*overrides).exchange.memory == "residual"
+        assert remedy in message_of(*overrides, "exchange.memory=delta")
+    rule = f'[exchange]\nmemory = "delta"\n[[exchange.rule]]\nmatch = "*"\ncodec = "{codec}"'
+    assert message_of(text=rule).startswith('exchange.rule[0]: exchange.memory = "delta" fits')
+    config_of("exchange.when=server", f"exchange.server_codec={codec}", "exchange.memory=delta")
+
+
+@pytest.mark.parametrize("codec", ["int2", "sign", "topk", "topk-7"])
+def test_a_biased_codec_without_feedback_is_warned_about_once(codec):
+    told = f'exchange.memory = "none" lets codec "{codec}" lose for good'
+    rule = {"match": "*", "codec": codec}
+    for exchange in ({"codec": codec}, {"codec": codec, "rule": [rule, rule]}, {"codec": "raw", "rule": [rule]}):
+        (warning,) = resolve({"exchange": exchange | {"memory": "none"}}, "run.toml", []).warnings()
+        assert warning.startswith(told)
+        assert resolve({"exchange": exchange}, "run.toml", []).warnings() == []
+
+
+@pytest.mark.parametrize("key", ["warmup_steps", "raw_last_steps", "reset_every"])
+def test_what_varies_with_the_step_needs_an_exchange_at_every_step(key):
+    assert getattr(config_of(f"exchange.{key}=5").exchange, key) == 5
+    for when in ("local", "server"):
+        assert message_of(f"exchange.when={when}", f"exchange.{key}=5") == (
+            f'exchange.{key} = 5 is for exchanges at every step, but exchange.when = "{when}" has one codec and memory '
+            f"from the first to the last; set exchange.{key} = 0"
+        )
+
+
+def test_a_reset_needs_residuals():
+    for memory in ("none", "delta"):
+        message = message_of(f"exchange.memory={memory}", "exchange.reset_every=1")
+        assert f'exchange.reset_every = 1 zeroes residuals, but exchange.memory = "{memory}" has none; set' in message
+    assert "exchange.reset_every = 0" in message_of("exchange.codec=raw", "exchange.reset_every=1")
+
+
+def test_a_warm_up_that_changes_nothing_or_everything_is_warned_about():
+    for key in ("warmup_steps", "raw_last_steps"):
+        raw = resolve({}, "x", ["exchange.codec=raw", f"exchange.{key}=1"])
+        assert raw.warnings() == ['exchange.warmup_steps and exchange.raw_last_steps change nothing with codec "raw"']
+    ends = ["exchange.warmup_steps=6", "exchange.raw_last_steps=4"]
+    assert resolve({}, "x", [*ends, "train.steps=11"]).warnings() == []
+    assert resolve({}, "x", [*ends, "train.steps=10"]).warnings() == [
+        'exchange.warmup_steps + exchange.raw_last_steps = 10 leave none of the train.steps = 10 to codec "int8"'
+    ]
+
+
+def test_the_two_warm_ups_do_not_collide():
+    config = config_of("optim.warmup_steps=3", "exchange.warmup_steps=5")
+    assert (config.optim.warmup_steps, config.exchange.warmup_steps) == (3, 5)
+    for key, meant in (
+        ("train.warmup_steps", "optim.warmup_steps"),
+        ("optim.warm_up_steps", "optim.warmup_steps"),
+        ("optim.warmup-steps", "optim.warmup_steps"),
+        ("exchange.warmup-steps", "exchange.warmup_steps"),
+        ("exchange.warmup", "exchange.warmup_steps"),
+    ):
+        assert message_of(f"{key}=5").endswith(f"did you mean {meant}?")
+
+
+def test_fine_codecs_may_do_without_memory():
+    for codec in ("raw", "fp16", "bf16", "int8", "int4", "ecq", "ecq-2"):
+        assert resolve({"exchange": {"codec": codec, "memory": "none"}}, "run.toml", []).warnings() == []
 
 
 def test_heads_do_not_matter_to_an_mlp():

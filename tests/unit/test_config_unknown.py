@@ -51,7 +51,8 @@ def test_every_key_outside_its_section_is_sent_home():
 def test_every_alias_points_to_a_key():
     known = {f"{section}.{key}" for section, keys in known_keys().items() for key in keys}
     assert set(ALIASES.values()) <= known
-    assert not {alias for alias in ALIASES if any(key.endswith(f".{alias}") for key in known)}
+    # Two sections have this key, and one of them is what other programs mean by it.
+    assert {alias for alias in ALIASES if any(key.endswith(f".{alias}") for key in known)} == {"warmup_steps"}
 
 
 @pytest.mark.parametrize("key", EXPLAINED)

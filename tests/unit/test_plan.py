@@ -7,6 +7,7 @@ import pytest
 from mpitrain.cli.main import run
 from mpitrain.cli.plan import main
 from mpitrain.codecs.registry import CODECS
+from mpitrain.train.layouts import COMPARED
 
 MLP = """
 [model]
@@ -63,7 +64,9 @@ def test_bytes_by_hand(config):
     assert split["tensor_raw_bytes"] == 2 * (4 * 12 * 8 + 2 * 16) + 2 * (4 * (54 + 8) + 2 * 16)
     assert (data["messages_in_a_row"], split["messages_in_a_row"]) == (2, 4)
     for layout in layouts.values():
-        assert {f"{axis}_{codec}_bytes" for axis in ("data", "pipeline", "tensor") for codec in CODECS} <= layout.keys()
+        assert {
+            f"{axis}_{codec}_bytes" for axis in ("data", "pipeline", "tensor") for codec in COMPARED
+        } <= layout.keys()
 
 
 def test_memory_by_hand(config):
@@ -271,3 +274,19 @@ def test_four_stages_keep_a_quarter_of_a_large_model(tmp_path):
     four = planned(path, 4)[1][1, 4, 1]
     assert one["memory_activations_bytes"] < 0.25 * one["memory_bytes"]
     assert four["memory_bytes"] < 0.35 * one["memory_bytes"]
+
+
+def test_bytes_that_depend_on_values(config, monkeypatch, capsys):
+    """Of a codec without fixed size the command says about how many."""
+    monkeypatch.setattr(CODECS["fp16"], "fixed_size", False)
+    _, layouts, _ = planned(config, 2)
+    assert not layouts[2, 1, 1]["total_about"]
+    _, layouts, _ = planned(config, 2, "exchange.codec=fp16")
+    assert layouts[2, 1, 1]["total_about"]
+    assert not layouts[1, 2, 1]["total_about"]
+    told = capsys.readouterr().out
+    half = layouts[2, 1, 1]["total_bytes"]
+    assert half == 2 * (2 * 294 + 2 * 16)
+    # In the heads of the columns: of all but raw, which also have tensors of fp16, and then also of what is set.
+    found = [part.partition("─")[0].split().count("about") for part in told.split("Layouts of 2 ranks")[1:]]
+    assert found == [len(COMPARED) - 1, len(COMPARED)]
