@@ -28,6 +28,7 @@ STREAMS = [
     ("raw", "none", False),
     *itertools.product(["fp16", "int8", "int4"], ["none", "residual", "delta"], [False]),
     *itertools.product(["int8", "int4"], ["none", "residual"], [True]),
+    *itertools.product(["bf16", "int2", "sign"], ["residual"], [False]),
 ]
 SEGMENT = 512
 """Elements of the segments in which chunks travel; the twins know none. The sizes give one, several, ragged ones."""
