@@ -26,11 +26,14 @@ class Codec(ABC):
         The same as one byte of the message header.
     block : int
         Elements that share a scale: cutting a vector at multiples of it does not change the bytes.
+    fixed_size : bool
+        Whether ``nbytes`` is exact. Where it is only typical, the bytes depend on the values, and on how a vector is cut.
     """
 
     wire_id: ClassVar[str]
     format_number: ClassVar[int]
     block: ClassVar[int] = 1
+    fixed_size: ClassVar[bool] = True
 
     def __init__(self, dtype: npt.DTypeLike = np.float32) -> None:
         self.dtype = cast(np.dtype[np.floating[Any]], np.dtype(dtype))

@@ -5,13 +5,14 @@ import numpy.typing as npt
 
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.blocks import BlockScaled
+from mpitrain.codecs.ecq import Ecq
 from mpitrain.codecs.half import Half
 from mpitrain.codecs.int4 import Int4
 from mpitrain.codecs.int8 import Int8
 from mpitrain.codecs.raw import Raw
 from mpitrain.errors import ConfigError
 
-CODECS: dict[str, type[Codec]] = {kind.wire_id: kind for kind in (Raw, Half, Int8, Int4)}
+CODECS: dict[str, type[Codec]] = {kind.wire_id: kind for kind in (Raw, Half, Int8, Int4, Ecq)}
 
 
 def make_codec(name: str, dtype: npt.DTypeLike = np.float32, *, stochastic: bool = False) -> Codec:
