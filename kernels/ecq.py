@@ -78,7 +78,8 @@ def measure_step(sample: Any, step: Any, counts: Any, sums: Any) -> float:
     for group, count in ((1, counts[1]), (2, more)):
         if count:
             squares -= sums[group] * sums[group] / count
-    return max(squares, 0.0) * np.float64(step) * np.float64(step)
+    width = float(step)
+    return max(squares, 0.0) * width * width
 
 
 @inlined
@@ -106,9 +107,7 @@ def _octaves(energy: float) -> float:
 
 
 @kernel
-def find_step(
-    sample: Any, guess: int, bits: float, noise: float, log2: Any, counts: Any, sums: Any
-) -> int:
+def find_step(sample: Any, guess: int, bits: float, noise: float, log2: Any, counts: Any, sums: Any) -> int:
     """Find the step that has a rate, or an error.
 
     Parameters
@@ -153,7 +152,7 @@ def find_step(
         if before and here != before:
             slope = min(max((before_excess - excess) * _OCTAVE / (here - before), 0.1), 2.0)
         before, before_excess = here, excess
-        move = np.int64(np.rint(min(max(excess / slope, -64.0), 64.0) * _OCTAVE))
+        move = int(np.rint(min(max(excess / slope, -64.0), 64.0) * _OCTAVE))
         here += move if move else (1 if excess > 0 else -1)
         if not fine < here < coarse:
             here = (fine + coarse) // 2
@@ -162,7 +161,7 @@ def find_step(
 
 
 @inlined
-def _quantize_block(x: Any, inverse: Any, codes: Any) -> int:
+def _quantize_block(x: Any, inverse: Any, codes: Any) -> Any:
     total = np.int32(0)
     for i in range(x.size):
         value = np.float32(x[i]) * inverse

@@ -155,7 +155,7 @@ def encode_symbols(
             a, at = _put(a, here[i], freq, start, reciprocal, wire, at)
     states[0], states[1], states[2], states[3] = a, b, c, d
     states[4], states[5], states[6], states[7] = e, f, g, h
-    return np.int64(at)
+    return int(np.int64(at))
 
 
 @kernel
@@ -205,4 +205,4 @@ def decode_symbols(codes: Any, lanes: int, models: Any, slots: Any, wire: Any, b
             if at < first:
                 return False
     ends = (a | b | c | d | e | f | g | h) == _LOWEST and (a & b & c & d & e & f & g & h) == _LOWEST
-    return ends and at == first
+    return bool(ends and at == first)

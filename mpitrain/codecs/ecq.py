@@ -39,13 +39,13 @@ ZEROS, PLAIN, CODED, ESCAPED = range(4)
 MAX_BITS = 7.0
 MIN_SNR_DB, MAX_SNR_DB = 1.0, 40.0
 _HEADER = 6
-_MEASURED = 1024
-"""From so many values on the entropy of a sample says what the codes will cost."""
+_MEASURED = 16
+"""From so many values on for each of 2^bits codes, the entropy of a sample says what the codes will cost."""
 _INTERLEAVED = 16384
 """From so many values on the states of eight coders weigh little."""
 _GAUSSIAN = 2.047
 """Bits of a Gaussian variable of variance 1 in steps of 1: 1/2 log2(2 pi e)."""
-_MASK = {4: np.uint32(2**31 - 1), 8: np.uint64(2**63 - 1)}
+_MASK: dict[int, np.unsignedinteger[Any]] = {4: np.uint32(2**31 - 1), 8: np.uint64(2**63 - 1)}
 _OVERFLOWN, _LARGEST_BF16 = 0x7F80, 0x7F7F
 
 
@@ -85,14 +85,14 @@ class Ecq(Codec):
             raise ValueError(f"codec ecq: expected bits above 0 to {MAX_BITS}, got {bits}")
         self.snr_db = snr_db
         self.bits = (4.0 if bits is None else float(bits)) if snr_db is None else 0.0
-        self._typical_bits = self.bits or snr_db / (20 * math.log10(2)) + 0.25
+        self._typical_bits = self.bits or (snr_db or 0.0) / (20 * math.log10(2)) + 0.25
 
     def max_nbytes(self, size: int) -> int:
         """Two bytes a value and one."""
         return 2 * size + (size > 0)
 
     def nbytes(self, size: int) -> int:
-        """What Gaussian values take, about."""
+        """Return what Gaussian values take, about."""
         overhead = _HEADER + 4 + 4 * _lanes(size)
         return min(self.max_nbytes(size), math.ceil(self._typical_bits * size / 8) + overhead)
 
@@ -106,7 +106,7 @@ class Ecq(Codec):
             wire[0] = ZEROS
             return 1, 0
         if not np.isfinite(energy):
-            return 1, int(count_not_single(x)) or 1
+            return 1, int(count_not_single(x))
         step = self._step(sample, energy)
         codes, classes = np.empty(x.size, np.uint8), np.empty(-(-x.size // rans.BLOCK), np.uint8)
         counts = np.zeros((kernels.CLASSES, 4, 256), np.uint32)
@@ -157,7 +157,7 @@ class Ecq(Codec):
         wanted = self.bits or self._typical_bits
         rms = math.sqrt(energy / sample.size)
         guess = _bf16(min(rms * 2.0 ** (_GAUSSIAN - wanted), 1e38))
-        if self.bits and sample.size < _MEASURED:
+        if self.bits and sample.size < _MEASURED * 2.0**self.bits:
             found = min(max(guess, kernels.MIN_STEP), kernels.MAX_STEP)
             kernels.measure_step(sample, _Step(found, (0, 0)).value, counts, sums)
         else:
@@ -288,7 +288,7 @@ def _decode(reader: Reader, size: int, indices: Bytes, models: list[npt.NDArray[
     lanes = _lanes(size)
     states = np.full(rans.LANES, rans.LOWEST, np.uint64)
     states[:lanes] = view(reader.take(4 * lanes), "<u4")
-    if not ((rans.LOWEST <= states) & (states < rans.LOWEST << 16)).all():
+    if not ((states >= rans.LOWEST) & (states < rans.LOWEST << 16)).all():
         raise CodecError("codec ecq: a state that no encoder writes; the payload is damaged")
     slots = np.empty((len(models), rans.TOTAL), np.uint32)
     for freqs, row in zip(models, slots, strict=True):

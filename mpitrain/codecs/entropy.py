@@ -25,13 +25,13 @@ ZERO = 128
 def binary_logarithms(size: int) -> npt.NDArray[np.int32]:
     """Return log2 of 0 to ``size - 1`` in 65,536ths, cut; that of 0 is 0. By squaring: the same on every machine."""
     numbers = np.maximum(np.arange(size, dtype=np.uint64), 1)
-    exponents = np.frexp(numbers.astype(np.float64))[1].astype(np.uint64) - 1
-    mantissas, result = numbers << (30 - exponents), exponents
+    result: npt.NDArray[np.uint64] = (np.frexp(numbers.astype(np.float64))[1] - 1).astype(np.uint64)
+    mantissas = np.left_shift(numbers, np.uint64(30) - result)
     for _ in range(16):
-        mantissas = mantissas * mantissas >> 30
-        above = mantissas >> 31
-        mantissas >>= above
-        result = result << 1 | above
+        mantissas = np.right_shift(mantissas * mantissas, np.uint64(30))
+        above = np.right_shift(mantissas, np.uint64(31))
+        mantissas = np.right_shift(mantissas, above)
+        result = np.left_shift(result, np.uint64(1)) | above
     return result.astype(np.int32)
 
 

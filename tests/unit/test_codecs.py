@@ -15,7 +15,7 @@ from mpitrain.codecs.int8 import Int8
 from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.errors import CodecError, ConfigError
-from tests.reference import quantizers
+from tests.reference import entropy, quantizers
 
 SIZES = [0, 1, 2, 127, 128, 129, 1000]
 LARGEST = np.finfo(np.float32).max
@@ -34,6 +34,10 @@ TWINS = {
     "int8": quantizers.int8_bytes,
     "int4": quantizers.int4_bytes,
 }
+READERS = {"ecq": entropy.decode_ecq}
+"""Twins of decoders, for formats that leave the encoder a choice."""
+COARSEST = LIMITS | {"ecq": 7}
+"""The maximum of a small vector divided by its largest error, about; others err less than int8."""
 
 
 def noise_twin(key_a, key_b, index):
@@ -117,8 +121,9 @@ def test_bytes_equal_the_twin_and_decode_to_finite_values(x):
         wire, nonfinite = encode(codec, x)
         assert nonfinite == 0
         with np.errstate(under="ignore"):
-            assert wire.tobytes() == TWINS[name](x), name
+            assert name not in TWINS or wire.tobytes() == TWINS[name](x), name
         out = decode(codec, wire, x.size)
+        assert name in TWINS or np.array_equal(out, READERS[name](wire.tobytes(), x.size)), name
         assert np.isfinite(out).all(), name
         assert (out[x == 0] == 0).all(), name
         acc = np.linspace(-1, 1, x.size).astype(x.dtype)
@@ -143,7 +148,11 @@ def test_zero_block_leaves_its_neighbours_alone():
         codec = make_codec(name)
         out = decode(codec, encode(codec, x)[0], x.size)
         assert (out[128:256] == 0).all()
-        assert np.array_equal(np.delete(out, np.s_[128:256]), decode(codec, encode(codec, alone)[0], alone.size))
+        others = decode(codec, encode(codec, alone)[0], alone.size)
+        if codec.fixed_size:
+            assert np.array_equal(np.delete(out, np.s_[128:256]), others)
+        else:
+            assert np.delete(out, np.s_[128:256]) == pytest.approx(others, abs=0.5)
 
 
 @pytest.mark.parametrize("name", LIMITS)
@@ -167,8 +176,9 @@ def test_small_vectors_do_not_grow(name, size):
     codec = make_codec(name)
     x = np.random.default_rng(size).standard_normal(size).astype(np.float32)
     wire, _ = encode(codec, x)
-    assert wire.size == codec.nbytes(size) <= codec.max_nbytes(size) <= 4 * size
-    assert decode(codec, wire, size) == pytest.approx(x, abs=float(np.abs(x).max()) / LIMITS.get(name, 127))
+    assert codec.nbytes(size) <= codec.max_nbytes(size) <= 4 * size
+    assert wire.size == codec.nbytes(size) or not codec.fixed_size
+    assert decode(codec, wire, size) == pytest.approx(x, abs=float(np.abs(x).max()) / COARSEST.get(name, 127))
 
 
 @pytest.mark.parametrize("name", sorted(CODECS))
@@ -278,10 +288,11 @@ def test_golden_bytes_of_stochastic_int4():
 
 
 def test_formats_are_numbered_for_ever():
-    numbers = {"raw": 0, "fp16": 1, "int8": 2, "int4": 3}
+    numbers = {"raw": 0, "fp16": 1, "int8": 2, "int4": 3, "ecq": 8}
     assert {name: kind.format_number for name, kind in CODECS.items()} == numbers
     assert {name: kind.wire_id for name, kind in CODECS.items()} == {name: name for name in CODECS}
-    assert {name: kind.block for name, kind in CODECS.items()} == {"raw": 1, "fp16": 1, "int8": 128, "int4": 128}
+    blocks = {"raw": 1, "fp16": 1, "int8": 128, "int4": 128, "ecq": 1}
+    assert {name: kind.block for name, kind in CODECS.items()} == blocks
 
 
 # Half precision, case N09.
@@ -392,7 +403,7 @@ def test_types_that_no_codec_serves_are_refused(name, dtype):
 
 
 def test_unknown_codecs_are_refused():
-    with pytest.raises(ConfigError, match="raw, fp16, int8, int4, got 'int3'"):
+    with pytest.raises(ConfigError, match=f"{', '.join(CODECS)}, got 'int3'"):
         make_codec("int3")
     for name in ("raw", "fp16"):
         with pytest.raises(ConfigError, match=f"needs one of int8, int4, got '{name}'"):
@@ -452,7 +463,8 @@ def test_random_payloads_raise_nothing_but_codec_errors(name, size, rubbish, dty
             decoder(wire, np.zeros(size, dtype))
         except CodecError:
             continue
-        assert codec.nbytes(size) <= wire.size <= codec.max_nbytes(size)
+        assert codec.nbytes(size) <= wire.size or not codec.fixed_size
+        assert wire.size <= codec.max_nbytes(size)
 
 
 @FAST
@@ -462,14 +474,14 @@ def test_damaged_payloads_raise_or_stay_bounded(data, name, size):
     wire = encode(codec, np.random.default_rng(size).standard_normal(size).astype(np.float32))[0].copy()
     cut = data.draw(st.integers(0, wire.size - 1))
     for damaged in (wire[:cut], np.append(wire, np.zeros(cut + 3, np.uint8))):
-        with pytest.raises(CodecError, match=rf"codec {name}: expected"):
+        with pytest.raises(CodecError, match=rf"codec {name}: {'expected' if codec.fixed_size else ''}"):
             decode(codec, damaged, size)
     wire[data.draw(st.integers(0, wire.size - 1))] ^= 1 << data.draw(st.integers(0, 7))
     try:
         out = decode(codec, wire, size)
     except CodecError:
         return
-    if name in LIMITS:
+    if name in COARSEST:
         assert np.isfinite(out).all()
 
 

@@ -107,7 +107,7 @@ def test_both_ends_stay_equal_and_errors_shrink(name, elements, capacity):
         owners = states[0]["owners"]
         errors.append(np.abs(states[0]["values"] - truth[owners]).max())
     assert errors[0] > 0
-    assert errors[-1] < errors[0] / 20
+    assert errors[-1] < errors[0] / (20 if make_codec(name).fixed_size else 15)
     assert (ends[0].references.hits, ends[0].references.misses) == (3 * capacity, 32 - 3 * capacity)
 
 
