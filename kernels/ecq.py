@@ -79,7 +79,7 @@ def measure_step(sample: Any, step: Any, counts: Any, sums: Any) -> float:
         if count:
             squares -= sums[group] * sums[group] / count
     width = float(step)
-    return max(squares, 0.0) * width * width
+    return float(max(squares, 0.0) * width * width)
 
 
 @inlined

@@ -27,7 +27,8 @@ class Codec(ABC):
     block : int
         Elements that share a scale: cutting a vector at multiples of it does not change the bytes.
     fixed_size : bool
-        Whether ``nbytes`` is exact. Where it is only typical, the bytes depend on the values, and on how a vector is cut.
+        Whether ``nbytes`` is exact. Where it is only typical, the bytes depend on the values and on how a vector is
+        cut.
     """
 
     wire_id: ClassVar[str]

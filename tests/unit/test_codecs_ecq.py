@@ -111,10 +111,10 @@ def test_rare_values_are_found():
     """A sample sees none of them."""
     x = np.zeros(10**6, np.float32)
     x[[123_456, 777_777]] = [1.0, -2.0]
-    for codec in (Ecq(bits=1), Ecq(snr_db=20)):
+    for codec in (Ecq(bits=4), Ecq(snr_db=20)):
         wire = encode(codec, x)
         assert wire.size < 100
-        assert decode(codec, wire, x.size) == pytest.approx(x, abs=0.8)
+        assert np.abs(decode(codec, wire, x.size) - x).max() <= 0.3
 
 
 def test_few_different_values():
