@@ -90,7 +90,7 @@ def _rate(counts: Any, size: int, log2: Any) -> float:
         total -= counts[code] * np.int64(log2[counts[code]])
     total += (size - counts[0] - counts[LIMIT]) * 65536  # signs
     total += counts[LIMIT] * RAW_BITS * 65536
-    return total / (65536.0 * size)
+    return float(total / (65536.0 * size))
 
 
 @inlined

@@ -113,7 +113,7 @@ def test_rare_values_are_found():
     x[[123_456, 777_777]] = [1.0, -2.0]
     for codec in (Ecq(bits=4), Ecq(snr_db=20)):
         wire = encode(codec, x)
-        assert wire.size < 100
+        assert wire.size < 200
         assert np.abs(decode(codec, wire, x.size) - x).max() <= 0.3
 
 
