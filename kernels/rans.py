@@ -140,15 +140,15 @@ def encode_symbols(
         for i in range(0, rest, _ROW):
             if at + _ROOM > most:
                 return -1
-            row = here[i : i + _ROW]
-            a, at = _put(a, row[0], freq, start, reciprocal, wire, at)
-            b, at = _put(b, row[1], freq, start, reciprocal, wire, at)
-            c, at = _put(c, row[2], freq, start, reciprocal, wire, at)
-            d, at = _put(d, row[3], freq, start, reciprocal, wire, at)
-            e, at = _put(e, row[4], freq, start, reciprocal, wire, at)
-            f, at = _put(f, row[5], freq, start, reciprocal, wire, at)
-            g, at = _put(g, row[6], freq, start, reciprocal, wire, at)
-            h, at = _put(h, row[7], freq, start, reciprocal, wire, at)
+            row = np.uint64(i)
+            a, at = _put(a, here[row + np.uint64(0)], freq, start, reciprocal, wire, at)
+            b, at = _put(b, here[row + np.uint64(1)], freq, start, reciprocal, wire, at)
+            c, at = _put(c, here[row + np.uint64(2)], freq, start, reciprocal, wire, at)
+            d, at = _put(d, here[row + np.uint64(3)], freq, start, reciprocal, wire, at)
+            e, at = _put(e, here[row + np.uint64(4)], freq, start, reciprocal, wire, at)
+            f, at = _put(f, here[row + np.uint64(5)], freq, start, reciprocal, wire, at)
+            g, at = _put(g, here[row + np.uint64(6)], freq, start, reciprocal, wire, at)
+            h, at = _put(h, here[row + np.uint64(7)], freq, start, reciprocal, wire, at)
         for i in range(rest, here.size):
             if at + _TWO > most:
                 return -1
@@ -193,15 +193,15 @@ def decode_symbols(codes: Any, lanes: int, models: Any, slots: Any, wire: Any, b
             if at < first:
                 return False
         for i in range(rest - _ROW, -1, -_ROW):
-            row = here[i : i + _ROW]
-            row[7], h, at = _get(h, slot, wire, at)
-            row[6], g, at = _get(g, slot, wire, at)
-            row[5], f, at = _get(f, slot, wire, at)
-            row[4], e, at = _get(e, slot, wire, at)
-            row[3], d, at = _get(d, slot, wire, at)
-            row[2], c, at = _get(c, slot, wire, at)
-            row[1], b, at = _get(b, slot, wire, at)
-            row[0], a, at = _get(a, slot, wire, at)
+            row = np.uint64(i)
+            here[row + np.uint64(7)], h, at = _get(h, slot, wire, at)
+            here[row + np.uint64(6)], g, at = _get(g, slot, wire, at)
+            here[row + np.uint64(5)], f, at = _get(f, slot, wire, at)
+            here[row + np.uint64(4)], e, at = _get(e, slot, wire, at)
+            here[row + np.uint64(3)], d, at = _get(d, slot, wire, at)
+            here[row + np.uint64(2)], c, at = _get(c, slot, wire, at)
+            here[row + np.uint64(1)], b, at = _get(b, slot, wire, at)
+            here[row + np.uint64(0)], a, at = _get(a, slot, wire, at)
             if at < first:
                 return False
     ends = (a | b | c | d | e | f | g | h) == _LOWEST and (a & b & c & d & e & f & g & h) == _LOWEST
