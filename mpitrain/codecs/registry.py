@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.bf16 import BFloat16
+from mpitrain.codecs.ecq import Ecq
 from mpitrain.codecs.half import Half
 from mpitrain.codecs.int2 import Int2
 from mpitrain.codecs.int4 import Int4
@@ -15,7 +16,9 @@ from mpitrain.codecs.topk import TopK
 from mpitrain.config.codec_names import KINDS, parse_codec
 from mpitrain.errors import ConfigError
 
-CODECS: dict[str, type[Codec]] = {kind.wire_id: kind for kind in (Raw, Half, Int8, Int4, BFloat16, Int2, Sign, TopK)}
+CODECS: dict[str, type[Codec]] = {
+    kind.wire_id: kind for kind in (Raw, Half, Int8, Int4, BFloat16, Int2, Sign, TopK, Ecq)
+}
 """By the name without its parameter."""
 
 
