@@ -43,8 +43,11 @@ FREE = (
     "data.path",
     "data.readers",
     "exchange.overlap",
+    "exchange.raw_last_steps = 0",
+    "exchange.reset_every = 0",
     "exchange.segment_kb",
     "exchange.servers = 0",
+    "exchange.warmup_steps = 0",
     "model.tied = false",
     'train.init = ""',
 )
@@ -111,8 +114,7 @@ class Session:
             "totals": self.totals(axis),
             "learned": asdict(parts.learned),
         }
-        read = [line for line in self.resolved.lines() if line.partition(" ")[0] not in unread_keys(parts.config)]
-        fixed = [line for line in read if line.startswith(FIXED) and not line.startswith(FREE)]
+        fixed = binding_lines(self.resolved)
         fixed += [f"the data's hash = {parts.dataset.content}"] * bool(parts.dataset.content)
         return Snapshot(counters.step, tensors, local, meta, fixed, shards, parts.layout)
 
@@ -140,6 +142,12 @@ class Session:
         self.parts.exchange.loaded(meta, local=snapshot.complete)
         self.loop.counters = _counters(snapshot.step, meta, self.parts)
         return True
+
+
+def binding_lines(resolved: Resolved) -> list[str]:
+    """List the settings that a resumed run must share with its past, as ``section.key = value``."""
+    read = [line for line in resolved.lines() if line.partition(" ")[0] not in unread_keys(resolved.config)]
+    return [line for line in read if line.startswith(FIXED) and not line.startswith(FREE)]
 
 
 def named(kind: str, buffer: Params) -> tuple[dict[str, Floats], dict[str, ShardSpec]]:
