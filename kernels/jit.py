@@ -5,12 +5,13 @@ import; where none can be written, kernels are compiled anew in every process.
 """
 
 import contextlib
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import numba
-from numba.core.caching import FunctionCache
+from numba.core.caching import FunctionCache, IndexDataCacheFile
 
 from mpitrain.kernels.storage import choose_folder
 
@@ -24,8 +25,26 @@ _numba_config: Any = numba.config
 _numba_config.CACHE_DIR = str(cache_folder or "")
 
 
+def _fingerprint() -> str:
+    """Digest the sources of all kernels: one is compiled into others, of which numba looks at their own file only."""
+    digest = hashlib.sha256()
+    for path in sorted(Path(__file__).resolve().parent.glob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+_SOURCES = _fingerprint()
+
+
 class _ForgivingCache(FunctionCache):
-    """Numba's cache, except that a damaged file or a full disk costs a compilation and not the run."""
+    """Numba's cache, except that a damaged file or a full disk costs a compilation and not the run.
+
+    What it keeps counts as long as no source of any kernel has changed.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        super().__init__(function)
+        self._cache_file = IndexDataCacheFile(self._cache_path, self._impl.filename_base, _SOURCES)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:

@@ -95,3 +95,29 @@ def test_no_folder_at_all(monkeypatch):
     monkeypatch.setattr(storage.tempfile, "gettempdir", nothing)
     monkeypatch.setattr(storage, "_writable", lambda folder: False)
     assert storage.choose_folder() is None
+
+
+LARGEST_CODE = """
+import numpy as np
+from mpitrain.codecs.registry import make_codec
+from mpitrain.kernels.residual import encode_residual_int8
+codec, x, rest = make_codec("int8"), np.ones(4, np.float32), np.empty(4, np.float32)
+wire = np.empty(codec.max_nbytes(4), np.uint8)
+codec.encode_residual(x, np.zeros_like(x), wire, rest)
+print(wire[-1], sum(encode_residual_int8._cache_hits.values()))
+"""
+
+
+def test_a_kernel_is_compiled_anew_where_one_that_it_uses_has_changed(tmp_path):
+    """Numba looks at a kernel's own file only."""
+    for name in ("mpitrain", "kernels"):
+        shutil.copytree(ROOT / name, tmp_path / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))
+    env = environment(PYTHONPATH=str(tmp_path), NUMBA_CACHE_DIR=str(tmp_path / "cache"))
+    source = tmp_path / "kernels/quantize.py"
+    told = []
+    for limit in (127, 127, 100):
+        source.write_text(source.read_text().replace("_LIMIT = np.float32(127.0)", f"_LIMIT = np.float32({limit}.0)"))
+        result = execute([sys.executable, "-c", LARGEST_CODE], cwd=tmp_path, env=env)
+        assert result.returncode == 0, result.stderr
+        told.append(result.stdout.split())
+    assert told == [["126", "0"], ["126", "1"], ["100", "0"]]
