@@ -17,16 +17,18 @@ if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 
 quiet=(-q --color=no -p no:cacheprovider)
 "$python" -m pytest "${quiet[@]}" tests/unit "$@"
+# The ranks share folders by the tests' own fixture: pytest's, numbered, are cleaned away by one rank while another lists them.
+ranked=("${quiet[@]}" -p no:tmpdir --with-mpi --only-mpi --ledger "$ledger")
 # Two ranks speak over TCP, and three send nothing before its receive is posted: what works by luck of buffering fails here.
 declare -A transport=([2]="OMPI_MCA_btl=self,tcp" [3]="OMPI_MCA_btl_sm_eager_limit=128")
 for ranks in 1 2 3 4 5; do
     echo "== $ranks ranks ${transport[$ranks]:-}"
-    env ${transport[$ranks]:+"${transport[$ranks]}"} "${mpirun[@]}" -n "$ranks" "$python" -m pytest "${quiet[@]}" --with-mpi --only-mpi --ledger "$ledger" tests/mpi "$@"
+    env ${transport[$ranks]:+"${transport[$ranks]}"} "${mpirun[@]}" -n "$ranks" "$python" -m pytest "${ranked[@]}" tests/mpi "$@"
 done
 # Six to eight ranks: every way to divide them into data, pipeline (up to six stages) and tensor axes.
 for ranks in 6 7 8; do
     echo "== $ranks ranks, grids"
-    "${mpirun[@]}" -n "$ranks" "$python" -m pytest "${quiet[@]}" --with-mpi --only-mpi --ledger "$ledger" tests/mpi/test_grids.py::test_gradients_of_every_grid "$@"
+    "${mpirun[@]}" -n "$ranks" "$python" -m pytest "${ranked[@]}" tests/mpi/test_grids.py::test_gradients_of_every_grid "$@"
 done
 "$python" -m pytest "${quiet[@]}" -rs tests/system "$@"
 "$python" tests/gate.py "$ledger" "$#"

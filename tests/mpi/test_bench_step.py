@@ -92,9 +92,9 @@ def test_peers_are_built_where_all_ranks_can_import_them(axis, missing_on, capsy
         assert told == ""
 
 
-def test_a_table_with_and_without_peers(axis, tmp_path, capsys):
+def test_a_table_with_and_without_peers(axis, folder, capsys):
     request = Request(None, [*TINY, "data.test_samples=16"], ["raw", "int8"], 1, 1)
-    path = tmp_path / "records.json"
+    path = folder / f"records-{axis.rank}.json"
     command._measure(axis, request, no_torch, path)
     told = " ".join(capsys.readouterr().out.split())  # lines are wrapped
     assert ("exposed: step minus the same step without exchange" in told) == (axis.rank == 0)
