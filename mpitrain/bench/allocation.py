@@ -20,7 +20,7 @@ class Choice:
     nbytes : float
         What it costs.
     error : float
-        What it loses; infinite where it cannot carry the tensor.
+        What it loses.
     """
 
     nbytes: float
@@ -34,13 +34,9 @@ Options = Sequence[Sequence[Choice]]
 def lower_hull(choices: Sequence[Choice]) -> list[int]:
     """List the choices on the lower convex hull of error over bytes, the fewest bytes first.
 
-    Errors fall along it, each byte by less than the one before; of equal choices the first one stays. Empty where no
-    choice can carry the tensor.
+    Errors fall along it, each byte by less than the one before; of equal choices the first one stays.
     """
-    order = sorted(
-        (index for index, choice in enumerate(choices) if math.isfinite(choice.error)),
-        key=lambda index: (choices[index].nbytes, choices[index].error),
-    )
+    order = sorted(range(len(choices)), key=lambda index: (choices[index].nbytes, choices[index].error))
     hull: list[int] = []
     for index in order:
         if hull and choices[index].error >= choices[hull[-1]].error:

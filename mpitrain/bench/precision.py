@@ -152,12 +152,6 @@ def choose_codecs(
     options = [
         [_choice(effects[name, codec], by_loss=by_loss) for codec in codecs] for name, codecs in candidates.items()
     ]
-    for (name, codecs), choices in zip(candidates.items(), options, strict=True):
-        if all(choice.error == float("inf") for choice in choices):
-            raise ConfigError(
-                f"sensitivity: {', '.join(codecs)} cannot carry the gradient of {name}, whose values are too large; "
-                "add --codec int8"
-            )
     payload = budget.payload(values)
     if payload is not None:
         chosen = allocate_bytes(options, payload)
@@ -193,6 +187,4 @@ def rules_for(chosen: Mapping[str, str], specs: Sequence[ParamSpec], exchange: E
 
 
 def _choice(effect: Effect, *, by_loss: bool) -> Choice:
-    """Weigh a codec; one that cannot carry the tensor has an infinite share."""
-    usable = effect.share != float("inf")
-    return Choice(effect.nbytes, effect.loss_bound if by_loss and usable else effect.share)
+    return Choice(effect.nbytes, effect.loss_bound if by_loss else effect.share)

@@ -31,7 +31,7 @@ from mpitrain.comm.runtime import Position
 from mpitrain.comm.signals import StopRequest
 from mpitrain.config.codec_names import rounds_at_random
 from mpitrain.config.schema import Config, ExchangeConfig, ParallelConfig
-from mpitrain.errors import DivergedError
+from mpitrain.errors import ConfigError, DivergedError
 from mpitrain.nn.loss import LossResult
 from mpitrain.optim.clip import clip_factor
 from mpitrain.optim.optimizer import AdamW, OptimizerState
@@ -55,8 +55,7 @@ class Sample:
     nbytes : int
         Payload.
     share : float
-        Squared error of the preconditioned update, as a share of the whole update's square; infinite where the codec
-        cannot carry the tensor.
+        Squared error of the preconditioned update, as a share of the whole update's square.
     relative : float
         The same as a share of this tensor's part of the update; NaN where that is zero.
     moved : float
@@ -187,7 +186,7 @@ class Probe:
         return float(str(rows[-1]["lr"])), None if norm is None else float(str(norm))
 
     def measure(self, candidates: Mapping[str, Sequence[str]]) -> dict[tuple[str, str], Sample]:
-        """Take a step, and judge the codecs of every tensor; raises DivergedError where the step is not finite."""
+        """Take a step, and judge the codecs of every tensor; raises DivergedError, ConfigError where that cannot be."""
         taken = self._take()
         return {
             (name, codec): self._judge(taken, self.segments[name], self._codec(codec))
@@ -196,14 +195,14 @@ class Probe:
         }
 
     def measure_together(self, exchange: ExchangeConfig) -> Sample:
-        """Take a step, and judge an exchange as a whole, in its own buckets; raises DivergedError as above."""
+        """Take a step, and judge an exchange as a whole, in its own buckets; raises as above."""
         taken = self._take()
         nbytes, decoded = self._through(exchange, taken.factor)
         errors = [self._squared_error(s, decoded[s.spec.name].ravel()) for s in self.segments.values()]
         square = math.fsum(errors)
-        share = square / taken.square if taken.square else math.nan
+        share = square / taken.square
         loss = math.nan
-        if self._with_loss and math.isfinite(square):
+        if self._with_loss:
             loss = self._loss_with(taken, decoded) - taken.loss
         return Sample(nbytes, share, share, taken.lr**2 * square, loss)
 
@@ -229,6 +228,10 @@ class Probe:
             )
         factor = clip_factor(norm, weights.clip_norm) if weights.clip_norm else 1.0
         square = math.fsum(self._square(segment) for segment in self.segments.values())
+        if not square:
+            raise ConfigError(
+                f"sensitivity: the gradient of step {self.step} is zero, so there is nothing to measure on it"
+            )
         return _Taken(params, buffers, lr, factor, square, self.loss() if self._with_loss else math.nan)
 
     def _codec(self, name: str) -> Codec:
@@ -242,25 +245,21 @@ class Probe:
         error = self._squared_error(segment, decoded)
         own = self._square(segment)
         loss = math.nan
-        if self._with_loss and math.isfinite(error):
+        if self._with_loss:
             loss = self._loss_with(taken, {segment.spec.name: decoded}) - taken.loss
-        share = error / taken.square if taken.square else math.nan
-        return Sample(nbytes, share, error / own if own else math.nan, taken.lr**2 * error, loss)
+        return Sample(nbytes, error / taken.square, error / own if own else math.nan, taken.lr**2 * error, loss)
 
     def _gradient(self, segment: Segment) -> Floats:
         """Return the gradient of a tensor as the optimizer has seen it: clipped."""
         return self.parts.grads.flat[segment.start : segment.stop]
 
     def _coded(self, codec: Codec, values: Floats, spec: ParamSpec) -> tuple[int, Floats]:
-        """Send a vector through a codec; NaN where that cannot carry it."""
+        """Send a vector of finite values through a codec, which can carry all of them."""
         wire: Bytes = np.empty(codec.max_nbytes(values.size), np.uint8)
         decoded = np.zeros_like(values)
         key = noise_key(self.parts.config.train.seed, self.step, 0, salt_of(spec))
-        nbytes, nonfinite = codec.encode(values, wire, key)
-        if nonfinite:
-            decoded[:] = np.nan
-        else:
-            codec.decode(wire[:nbytes], decoded)
+        nbytes, _ = codec.encode(values, wire, key)
+        codec.decode(wire[:nbytes], decoded)
         return nbytes, decoded
 
     def _through(self, exchange: ExchangeConfig, factor: float) -> tuple[int, dict[str, Floats]]:
@@ -281,9 +280,7 @@ class Probe:
         return _squared(gradient, self._inverse_root(segment, gradient))
 
     def _squared_error(self, segment: Segment, decoded: Floats) -> float:
-        """Return the squared error of the preconditioned update; infinite where the codec could not carry it."""
-        if not np.isfinite(decoded).all():
-            return math.inf
+        """Return the squared error of the preconditioned update."""
         error = decoded.astype(np.float64) - self._gradient(segment)
         return _squared(error, self._inverse_root(segment, decoded))
 
