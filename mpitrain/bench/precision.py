@@ -21,7 +21,9 @@ from mpitrain.errors import ConfigError
 from mpitrain.params import ParamSpec
 from mpitrain.train.buckets import FLOAT32_BYTES, codec_of
 
-DEFAULT_CODECS = ("fp16", "int8", "ecq-4", "int4", "ecq-3", "ecq-2", "int2", "ecq-1", "sign", "topk-100")
+DEFAULT_CODECS = (
+    *("fp16", "int8", "ecq-4", "int4", "ecq-3", "ecq-2.5", "ecq-2", "int2", "ecq-1.5", "ecq-1", "sign", "topk-100"),
+)
 SMALL_CODEC = "fp16"
 DEFAULT_RATIO = 10.0
 PERCENT = 100

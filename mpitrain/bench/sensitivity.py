@@ -173,6 +173,11 @@ class Probe:
         return self._loop.counters.step
 
     @property
+    def num_tested(self) -> int:
+        """Test samples whose loss is measured."""
+        return len(self._held_out)
+
+    @property
     def segments(self) -> dict[str, Segment]:
         """Tensors by name."""
         return self.parts.params.layout.segments

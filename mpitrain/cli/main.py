@@ -269,7 +269,7 @@ def sensitivity(
     ] = None,
     codecs: Annotated[
         list[str] | None,
-        typer.Option("--codec", help="To choose from; may be repeated. Left out: ten from fp16 to topk-100."),
+        typer.Option("--codec", help="To choose from; may be repeated. Left out: twelve from fp16 to topk-100."),
     ] = None,
     steps: Annotated[int, typer.Option(min=0, help="To train raw before anything is measured.")] = 100,
     samples: Annotated[int, typer.Option(min=1, help="Steps on which everything is measured.")] = 8,

@@ -45,9 +45,11 @@ from mpitrain.train.layouts import Costs
 DEFAULT_REPLICAS = 4
 """Of the run whose bytes are told, where neither the command nor the configuration says."""
 
-LEGEND = """\
-error %: squared error of a tensor's preconditioned update, of its own square; of all %: of the whole update's square
-loss change: by one step with only this tensor coded, plus or minus two standard errors; {} of {} include 0"""
+ERRORS = (
+    "error %: squared error of a tensor's preconditioned update, of its own square; of all %: of the whole update's"
+)
+LOSSES = "loss change: of {} test samples, by one step with only this tensor coded{}"
+CERTAINTY = ", plus or minus two standard errors; {} of {} include 0"
 
 
 @dataclass(frozen=True)
@@ -167,7 +169,7 @@ def _run(request: Request, out: Path | None, output: Path | None) -> None:
             probe.close()
     specs = probe.parts.params.layout.specs
     _show(request, found, specs)
-    _sum_up(request, found, effect_of(together), specs)
+    _sum_up(request, found, effect_of(together), specs, probe.num_tested)
     _tell_sent(sent, shape)
     if output:
         write_output(output, json.dumps(_records(found, specs), indent=1) + "\n", "--json")
@@ -239,13 +241,15 @@ def _chosen(spec: ParamSpec, found: Found, total: int) -> Record:
     return record if math.isnan(effect.loss) else record | {"loss_change": _interval(effect)}
 
 
-def _sum_up(request: Request, found: Found, together: Effect, specs: Sequence[ParamSpec]) -> None:
+def _sum_up(request: Request, found: Found, together: Effect, specs: Sequence[ParamSpec], num_tested: int) -> None:
     """Print what the choices come to: as tensors alone, and as the exchange that will carry them."""
     values = sum(spec.size for spec in specs)
     chosen = [found.effects[item] for item in found.chosen.items()]
+    print(ERRORS)
     if request.with_loss:
-        unclear = sum(not abs(effect.loss) > 2 * effect.loss_error for effect in chosen)
-        print(LEGEND.format(unclear, len(chosen)))
+        unclear = sum(abs(effect.loss) <= 2 * effect.loss_error for effect in chosen)
+        certainty = CERTAINTY.format(unclear, len(chosen)) if request.samples > 1 else ""
+        print(LOSSES.format(num_tested, certainty))
     alone = Effect(
         nbytes=math.fsum(effect.nbytes for effect in chosen),
         share=math.fsum(effect.share for effect in chosen),
@@ -333,4 +337,5 @@ def _percent(value: float) -> float | None:
 
 
 def _interval(effect: Effect) -> str:
-    return f"{effect.loss:+.1e} ± {2 * effect.loss_error:.0e}"
+    spread = "" if math.isnan(effect.loss_error) else f" ± {2 * effect.loss_error:.0e}"
+    return f"{effect.loss:+.1e}{spread}"

@@ -5,6 +5,7 @@ import re
 import sys
 from collections import Counter
 
+from mpitrain.config.plain import parse_toml
 from mpitrain.errors import ExitCode, count
 from tests.system.helpers import TINY, drive, execute, messages, rows, summary, train, write_config
 
@@ -42,6 +43,15 @@ def test_from_a_configuration_to_a_run(tmp_path):
     assert summary(run)["sent_bytes_total"] == 2 * promised
     assert len(rows(run)) == 2
 
+    # From the weights of that run on, measured once: the rules are only printed.
+    settings = ["--set", "train.init=run", "--steps", "0", "--samples", "1", "--ratio", "3.5", *codecs]
+    again = execute([*command[:5], *settings], cwd=tmp_path)
+    assert again.returncode == 0, again.stderr
+    _, _, printed = again.stdout.partition("# append to ")
+    rules = parse_toml(printed.partition("\n")[2])["exchange"]["rule"]
+    assert {rule["match"] for rule in rules} <= {*chosen, "hidden.*.weight"}
+    assert "± nan" not in again.stdout
+
 
 def test_refusals(tmp_path):
     """Nothing is measured, or written, in vain."""
@@ -55,7 +65,7 @@ def test_refusals(tmp_path):
         ("--codec", "int9"): "did you mean int8?",
         ("-n", "3", "--set", "parallel.dp=2"): "start 2 ranks",
         ("--codec", "int8", *FAST): "take 6,496, which are 3.629 times less than float32",
-        ("--set", 'exchange.rule=[{match = "*.wieght", codec = "int8"}]'): "fits no tensor",
+        ("--set", 'exchange.rule=[{match = "*.no", codec = "int8"}]'): "fits no tensor",
         ("--set", "train.init=nowhere"): 'train.init = "nowhere" is not a run folder',
     }
     results = drive(tmp_path, [["sensitivity", str(config), *options] for options in cases], 1)
