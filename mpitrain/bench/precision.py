@@ -93,19 +93,17 @@ def usable_codecs(tree: Tree, origin: str, overrides: list[str], asked: Sequence
             parse_codec(name)
         except ConfigError as error:
             raise ConfigError(f"sensitivity: --codec: {error}") from None
-    found, notes = [], []
+    found, refused = [], {}
     for name in dict.fromkeys(asked or DEFAULT_CODECS):
         try:
             with_rules(tree, origin, overrides, [RuleConfig(match="*", codec=name)])
             found.append(name)
         except ConfigError as error:
-            refused = error
-            if asked:
-                raise ConfigError(f"sensitivity: --codec {name}: {error}") from None
-            notes.append(f"{name} is left out: {error}")
-    if not found:
-        raise ConfigError(f"sensitivity: no codec can serve a tensor: {refused}")
-    return found, notes
+            refused[name] = str(error)
+    if refused and (asked or not found):
+        name = next(iter(refused))
+        raise ConfigError(f"sensitivity: no rule can have codec {name}: {refused[name]}")
+    return found, [f"codec {name} is left out: {reason}" for name, reason in refused.items()]
 
 
 def with_rules(tree: Tree, origin: str, overrides: list[str], rules: Sequence[RuleConfig]) -> Resolved:

@@ -29,8 +29,7 @@ from mpitrain.bench.records import Record, show
 from mpitrain.bench.sensitivity import Effect, Probe, effect_of
 from mpitrain.bench.tensor_rules import rules_toml
 from mpitrain.collectives.predicted import Sent
-from mpitrain.comm.grid import ProcessGrid
-from mpitrain.comm.hints import hinted_size
+from mpitrain.comm.grid import Comm, ProcessGrid
 from mpitrain.comm.outputs import write_output
 from mpitrain.comm.runtime import Position, fail, finish, start
 from mpitrain.config.load import Resolved, read_config, resolve
@@ -45,9 +44,7 @@ from mpitrain.train.layouts import Costs
 DEFAULT_REPLICAS = 4
 """Of the run whose bytes are told, where neither the command nor the configuration says."""
 
-ERRORS = (
-    "error %: squared error of a tensor's preconditioned update, of its own square; of all %: of the whole update's"
-)
+ERRORS = "error %: squared error of a tensor's preconditioned update, in % of its square; of all %: of the whole one's"
 LOSSES = "loss change: of {} test samples, by one step with only this tensor coded{}"
 CERTAINTY = ", plus or minus two standard errors; {} of {} include 0"
 
@@ -121,21 +118,22 @@ def main(
 ) -> int:
     """Measure on one rank, print tables and rules, and write the configuration with them to ``out``."""
     try:
+        world = start()
+        if world.Get_size() > 1:
+            error = LaunchError("sensitivity: one rank measures everything; start it without a launcher")
+            error.agreed = True
+            raise error
         request = Request(config, overrides, codecs, Budget(**budget), ranks, steps, samples, with_loss)
         _check(request, out, overwrite=overwrite)
-        _run(request, out, output)
+        _run(request, world, out, output)
         finish()
-    except BaseException as error:  # whatever it is, it has its exit code
-        fail(error, Position())
+    except BaseException as failure:  # whatever it is, it has its exit code
+        fail(failure, Position())
     return 0
 
 
 def _check(request: Request, out: Path | None, *, overwrite: bool) -> None:
     """Refuse what cannot be done, or would be lost, before anything is measured."""
-    if (hinted_size() or ("", 1))[1] > 1:
-        error = LaunchError("sensitivity: one rank measures everything; start it without a launcher")
-        error.agreed = True
-        raise error
     if request.budget.loss_pct is not None and not (request.with_loss and request.samples > 1):
         raise ConfigError("sensitivity: --loss-pct needs the loss of two samples or more; leave out --no-loss")
     if out and out.exists() and not overwrite:
@@ -144,7 +142,7 @@ def _check(request: Request, out: Path | None, *, overwrite: bool) -> None:
         )
 
 
-def _run(request: Request, out: Path | None, output: Path | None) -> None:
+def _run(request: Request, world: Comm, out: Path | None, output: Path | None) -> None:
     tree, origin = read_config(request.config), printable(str(request.config))
     resolved = resolve(tree, origin, request.overrides)
     codecs, notes = usable_codecs(tree, origin, request.overrides, request.codecs)
@@ -153,7 +151,7 @@ def _run(request: Request, out: Path | None, output: Path | None) -> None:
     for note in (*resolved.warnings(), *notes):
         print(f"mpitrain: warning: {note}", file=sys.stderr)
     shape = _shape(resolved.config, request.ranks)
-    with ProcessGrid(start(), GridShape(1)) as grid:
+    with ProcessGrid(world, GridShape(1)) as grid:
         steps = request.steps + 2 * request.samples
         probe = Probe(resolved.config, grid, steps=steps, with_loss=request.with_loss)
         try:
@@ -169,10 +167,12 @@ def _run(request: Request, out: Path | None, output: Path | None) -> None:
             probe.close()
     specs = probe.parts.params.layout.specs
     _show(request, found, specs)
-    _sum_up(request, found, effect_of(together), specs, probe.num_tested)
+    _sum_up(request, found, effect_of(together), specs, num_tested=probe.num_tested)
     _tell_sent(sent, shape)
     if output:
         write_output(output, json.dumps(_records(found, specs), indent=1) + "\n", "--json")
+    for warning in (each for each in written.warnings() if each not in resolved.warnings()):
+        print(f"mpitrain: warning: {warning}", file=sys.stderr)
     _write(request, found, written, out)
 
 
@@ -241,7 +241,7 @@ def _chosen(spec: ParamSpec, found: Found, total: int) -> Record:
     return record if math.isnan(effect.loss) else record | {"loss_change": _interval(effect)}
 
 
-def _sum_up(request: Request, found: Found, together: Effect, specs: Sequence[ParamSpec], num_tested: int) -> None:
+def _sum_up(request: Request, found: Found, together: Effect, specs: Sequence[ParamSpec], *, num_tested: int) -> None:
     """Print what the choices come to: as tensors alone, and as the exchange that will carry them."""
     values = sum(spec.size for spec in specs)
     chosen = [found.effects[item] for item in found.chosen.items()]
@@ -298,8 +298,6 @@ def _tell_sent(sent: Mapping[str, Sent], shape: GridShape) -> None:
 
 def _write(request: Request, found: Found, written: Resolved, out: Path | None) -> None:
     """Write the configuration with the rules, or print these."""
-    for warning in written.warnings():
-        print(f"mpitrain: warning: {warning}", file=sys.stderr)
     if out is None:
         print(f"\n# append to {request.config}; the first match wins\n{rules_toml(found.rules)}", end="")
         return
