@@ -69,6 +69,13 @@ Overwrite = Annotated[
     bool, typer.Option("--overwrite", metavar=NO_VALUE, help="Replace the run that run.folder holds.")
 ]
 Root = Annotated[bool, typer.Option("--allow-root", metavar=NO_VALUE, help="Let Open MPI run as root, in containers.")]
+RulesFile = Annotated[
+    Path | None,
+    typer.Option(
+        callback=writable, help="Write CONFIG with the rules; left out: the rules are printed.", metavar="FILE"
+    ),
+]
+ReplaceRules = Annotated[bool, typer.Option("--overwrite", metavar=NO_VALUE, help="Replace the file of --out.")]
 Oversubscribe = Annotated[bool, typer.Option("--oversubscribe", metavar=NO_VALUE, help="Allow more ranks than cores.")]
 
 
@@ -280,15 +287,8 @@ def sensitivity(
         int | None,
         typer.Option("-n", "--ranks", min=1, help="Of the run, for what it will send; left out: four replicas."),
     ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            callback=writable, help="Write CONFIG with the rules; left out: the rules are printed.", metavar="FILE"
-        ),
-    ] = None,
-    overwrite: Annotated[
-        bool, typer.Option("--overwrite", metavar=NO_VALUE, help="Replace the file of --out.")
-    ] = False,
+    out: RulesFile = None,
+    overwrite: ReplaceRules = False,
     json: Json = None,
 ) -> None:
     """Measure what codecs do to every tensor's update and to the loss, and write rules that keep to a budget.
