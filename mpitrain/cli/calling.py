@@ -21,6 +21,7 @@ COMMANDS = {
     "validate": "mpitrain.cli.validate",
     "plan": "mpitrain.cli.plan",
     "probe": "mpitrain.cli.probe",
+    "sensitivity": "mpitrain.cli.sensitivity",
     "job": "mpitrain.jobs.command",
     "reference": "mpitrain.config.reference",
     "reference-topology": "mpitrain.topology.reference",
@@ -36,7 +37,18 @@ COMMANDS = {
 }
 """Modules with a function ``main``; each may import whatever it needs."""
 
-NEEDS_MPI = {"train", "launch", "eval", "plan", "probe", "job", "bench-allreduce", "bench-pipeline", "bench-step"}
+NEEDS_MPI = {
+    "train",
+    "launch",
+    "eval",
+    "plan",
+    "probe",
+    "sensitivity",
+    "job",
+    "bench-allreduce",
+    "bench-pipeline",
+    "bench-step",
+}
 
 NO_VALUE = ""
 """Of a flag: newer versions of typer show its type, as if it took a value."""

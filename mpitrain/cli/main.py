@@ -27,6 +27,7 @@ from mpitrain.cli.calling import (
     writable,
 )
 from mpitrain.cli.job import job
+from mpitrain.cli.precision import sensitivity
 from mpitrain.comm.hints import hinted_rank
 from mpitrain.comm.signals import StopRequest
 from mpitrain.comm.threads import limit_threads
@@ -248,6 +249,7 @@ def plan(
 
 
 app.command("job")(job)
+app.command("sensitivity")(sensitivity)
 
 
 @app.command()
