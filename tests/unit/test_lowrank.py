@@ -3,6 +3,9 @@
 import numpy as np
 import pytest
 
+from mpitrain.bench.allreduce import parse_stream
+from mpitrain.bench.codec import parse_subject
+from mpitrain.codecs.registry import make_codec
 from mpitrain.collectives.registry import make_reducer
 from mpitrain.comm.grid import Axis
 from mpitrain.config.codec_names import is_coarse, kind_of, parse_codec, parse_tensor_codec, rank_of
@@ -260,3 +263,10 @@ def test_what_goes_together():
     assert config_of(tree, "exchange.factor_codec=int8", "exchange.rounding=stochastic")
     unread = resolve({"exchange": {"factor_codec": "int8"}}, "test", []).warnings()
     assert unread == ['exchange.factor_codec is set, but exchange.codec = "int8" does not read it']
+
+
+def test_only_tensors_travel_as_matrices():
+    """Streams of values, wherever they are named, refuse the name and say what it is for."""
+    for refused in (make_codec, parse_stream, parse_subject):
+        with pytest.raises(ConfigError, match=r"got 'lowrank-4', which carries matrices.*exchange.rule"):
+            refused("lowrank-4")
