@@ -158,3 +158,19 @@ def test_resume_changes_nothing(world, folder):
         run(world, folder, exchange, "train.steps=3", "optim.schedule=constant")
         _, parts = run(world, folder, exchange, "train.steps=6", "optim.schedule=constant", resume="newest")
         assert parts["param_sha256"] == whole["param_sha256"]
+
+
+@pytest.mark.parametrize("axis_name", ["tp", "pp"])
+@pytest.mark.skipif(WORLD != 4, reason="two replicas of two ranks")
+def test_parts_of_a_model(world, folder, axis_name):
+    """Every rank sums its own part of a matrix; a tied embedding is held by both stages, with the same bits."""
+    table = {"kind": "transformer", "task": "lm", "tied": True, "d_model": 32, "layers": 2, "heads": 2}
+    tree = BASE | {
+        "model": table,
+        "data": {"kind": "text", "window": 16, "placement": "shuffled", "stride": 512},
+        "parallel": {"dp": 2, axis_name: 2},
+        "exchange": {"codec": "lowrank-2"},
+        "run": {"folder": str(folder / "run")},
+    }
+    summary = train(resolve(tree, "test", []), world, overwrite=True)
+    assert summary["replicas_identical"] is True
