@@ -152,9 +152,10 @@ def test_a_training_costs_what_is_predicted(world, folder, monkeypatch, exchange
     assert [one["memories_bytes"] for one in summary["per_rank"]] == memories
 
 
-def test_resume_changes_nothing(world, folder):
+def test_neither_resume_nor_overlap_changes_anything(world, folder):
     for exchange in ({"factor_codec": "int8"}, {"memory": "none", "collective": "ring"}):
-        _, whole = run(world, folder, exchange, "train.steps=6", "optim.schedule=constant")
+        settings = ("train.steps=6", "optim.schedule=constant", "exchange.overlap=false")
+        _, whole = run(world, folder, exchange, *settings)
         run(world, folder, exchange, "train.steps=3", "optim.schedule=constant")
         _, parts = run(world, folder, exchange, "train.steps=6", "optim.schedule=constant", resume="newest")
         assert parts["param_sha256"] == whole["param_sha256"]
