@@ -158,6 +158,14 @@ class BucketState:
             for part, state in stream.memory.states().items()
         }
 
+    def lost(self, out: Floats) -> None:
+        """Add what the residuals of this rank have become by its sends in this step to ``out``, like the bucket."""
+        for stream in self._streams.values():
+            state = stream.memory.states().get("residual")
+            if state and state.written:
+                for segment in stream.segments:
+                    out[segment.start : segment.stop] += state.next[segment.at : segment.at + segment.size]
+
     def commit(self) -> None:
         """Accept the step."""
         for stream in self._streams.values():

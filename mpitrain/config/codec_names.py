@@ -86,7 +86,16 @@ KINDS: dict[str, CodecKind] = {
     "topk": CodecKind((Parameter("one_in", "N", "", 2, 100_000, whole=True),), coarse=True),
     "ecq": CodecKind((Parameter("bits", "BITS", "", 0.1, 7), Parameter("snr_db", "X", "dB", 1, 40))),
 }
-"""By name."""
+"""Codecs of values, by name."""
+
+LOW_RANK = "lowrank"
+DEFAULT_RANK = 4
+
+TENSOR_KINDS: dict[str, CodecKind] = {
+    **KINDS,
+    LOW_RANK: CodecKind((Parameter("rank", "R", "", 1, 64, whole=True),), coarse=True),
+}
+"""What may carry a tensor: codecs of its values, and ways to sum it as a matrix."""
 
 ALIASES = {
     "fp32": "raw",
@@ -99,6 +108,7 @@ ALIASES = {
     "onebit": "sign",
     "randomk": "topk",
     "ternary": "int2",
+    "powersgd": "lowrank",
 }
 """What other programs call them."""
 
@@ -127,72 +137,91 @@ def parse_codec(name: object) -> CodecChoice:
     ConfigError
         What was expected, what was got, and the nearest name; not where: that is the caller's to say.
     """
-    choice = _choice(name) if isinstance(name, str) else None
+    choice = _choice(name, KINDS) if isinstance(name, str) else None
+    if choice is None and isinstance(name, str) and _choice(name, TENSOR_KINDS):
+        raise ConfigError(
+            f"expected one of {', '.join(forms())}, got {shown(name)}, which carries matrices and no other values; it "
+            "is for exchange.codec and exchange.rule"
+        )
     if choice is None:
-        raise ConfigError(_refusal(name))
+        raise ConfigError(_refusal(name, KINDS))
     return choice
+
+
+def parse_tensor_codec(name: object) -> CodecChoice:
+    """Take the name of a codec for tensors apart, which may be ``lowrank-R``; raises ConfigError like `parse_codec`."""
+    choice = _choice(name, TENSOR_KINDS) if isinstance(name, str) else None
+    if choice is None:
+        raise ConfigError(_refusal(name, TENSOR_KINDS))
+    return choice
+
+
+def rank_of(name: str) -> int | None:
+    """Return the rank of the factors as which a matrix is summed; None where its values are."""
+    choice = parse_tensor_codec(name)
+    return int(choice.options.get("rank", DEFAULT_RANK)) if choice.kind == LOW_RANK else None
 
 
 def kind_of(name: str) -> str:
     """Return the name without its parameter; raises ConfigError like `parse_codec`."""
-    return parse_codec(name).kind
+    return parse_tensor_codec(name).kind
 
 
 def rounds_at_random(name: str) -> bool:
     """Tell whether a codec has stochastic rounding."""
-    return KINDS[kind_of(name)].stochastic
+    return TENSOR_KINDS[kind_of(name)].stochastic
 
 
 def is_coarse(name: str) -> bool:
     """Tell whether a codec needs a feedback of what it loses."""
-    return KINDS[kind_of(name)].coarse
+    return TENSOR_KINDS[kind_of(name)].coarse
 
 
-def forms() -> list[str]:
+def forms(kinds: Mapping[str, CodecKind] = KINDS) -> list[str]:
     """List the ways to write each name."""
-    return [form for name, kind in KINDS.items() for form in (name, *(f"{name}-{p.form}" for p in kind.parameters))]
+    return [form for name, kind in kinds.items() for form in (name, *(f"{name}-{p.form}" for p in kind.parameters))]
 
 
-def bounds() -> str:
+def bounds(kinds: Mapping[str, CodecKind] = KINDS) -> str:
     """Say between what the numbers of the forms must be."""
-    return ", ".join(parameter.range for kind in KINDS.values() for parameter in kind.parameters)
+    return ", ".join(parameter.range for kind in kinds.values() for parameter in kind.parameters)
 
 
-def _choice(name: str) -> CodecChoice | None:
+def _choice(name: str, kinds: Mapping[str, CodecKind]) -> CodecChoice | None:
     kind, dash, rest = name.partition("-")
-    if kind not in KINDS:
+    if kind not in kinds:
         return None
     if not dash:
         return CodecChoice(kind)
-    for parameter in KINDS[kind].parameters:
+    for parameter in kinds[kind].parameters:
         number = parameter.read(rest)
         if number is not None:
             return CodecChoice(kind, {parameter.option: number})
     return None
 
 
-def _refusal(name: object) -> str:
+def _refusal(name: object, kinds: Mapping[str, CodecKind]) -> str:
     got = f", got {shown(name)}"
     if not isinstance(name, str):
-        return f"expected one of {', '.join(forms())}{got}"
-    near = next(_near(name), "")
+        return f"expected one of {', '.join(forms(kinds))}{got}"
+    near = next(_near(name, kinds), "")
     hint = f"; did you mean {near}?" if near else ""
     kind, dash, _ = name.partition("-")
-    if kind not in KINDS or not dash:
-        return f"expected one of {', '.join(forms())}{got}{hint}"
-    expected = [kind, *(f"{kind}-{parameter.form} ({parameter.range})" for parameter in KINDS[kind].parameters)]
+    if kind not in kinds or not dash:
+        return f"expected one of {', '.join(forms(kinds))}{got}{hint}"
+    expected = [kind, *(f"{kind}-{parameter.form} ({parameter.range})" for parameter in kinds[kind].parameters)]
     return f"expected {' or '.join(expected)}{got}{hint if near != kind else ''}"
 
 
-def _near(name: str) -> Iterator[str]:
+def _near(name: str, kinds: Mapping[str, CodecKind]) -> Iterator[str]:
     """Yield what was probably meant, the likeliest first."""
     word = re.sub(r"[^a-z0-9.]", "", name.lower())
-    for kind, known in KINDS.items():
+    for kind, known in kinds.items():
         rest = word.removeprefix(kind)
         if rest != word:
             written = [kind] if not rest else [f"{kind}-{rest.removesuffix('db')}{p.unit}" for p in known.parameters]
             in_db = rest.endswith("db")
-            yield from (form for form in written if _choice(form) and form.endswith("dB") == in_db)
-    if word in ALIASES:
+            yield from (form for form in written if _choice(form, kinds) and form.endswith("dB") == in_db)
+    if ALIASES.get(word) in kinds:
         yield ALIASES[word]
-    yield from difflib.get_close_matches(word, KINDS, 1)
+    yield from difflib.get_close_matches(word, kinds, 1)

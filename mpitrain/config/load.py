@@ -11,9 +11,9 @@ from pathlib import Path
 
 import msgspec
 
-from mpitrain.config.codec_names import parse_codec
+from mpitrain.config.codec_names import parse_codec, parse_tensor_codec
 from mpitrain.config.plain import Tree, parse_toml, printable, refuse_odd_values, shown
-from mpitrain.config.schema import CodecName, Config
+from mpitrain.config.schema import CodecName, Config, TensorCodecName
 from mpitrain.config.unknown import refuse_unknown
 from mpitrain.config.validate import check_consistency, doubts, unread_keys, with_derived
 from mpitrain.errors import ConfigError
@@ -152,7 +152,7 @@ def _check_codecs(node: object, dotted: str, sources: dict[str, str]) -> None:
 
 def _check_codec(name: object, dotted: str, sources: dict[str, str]) -> None:
     try:
-        parse_codec(name)
+        (parse_tensor_codec if _type_of(dotted) == TensorCodecName else parse_codec)(name)
     except ConfigError as error:
         raise ConfigError(f"{_origin(dotted, sources)}: {dotted}: {error}") from None
 
@@ -162,7 +162,7 @@ def _origin(dotted: str, sources: dict[str, str]) -> str:
 
 
 def _is_codec(dotted: str) -> bool:
-    return _type_of(dotted) == CodecName
+    return _type_of(dotted) in (CodecName, TensorCodecName)
 
 
 def _choices(dotted: str) -> str:

@@ -5,7 +5,7 @@ from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from mpitrain.config.codec_names import bounds, forms
+from mpitrain.config.codec_names import TENSOR_KINDS, bounds, forms
 
 Count = Annotated[int, Meta(ge=1)]
 Index = Annotated[int, Meta(ge=0)]
@@ -16,6 +16,11 @@ Fraction = Annotated[float, Meta(ge=0, lt=1)]
 Task = Literal["classify", "forecast", "lm"]
 CodecName = Annotated[str, Meta(description=", ".join(f'`"{form}"`' for form in forms()) + f"; {bounds()}")]
 """Checked by `mpitrain.config.codec_names.parse_codec` when a configuration is read."""
+TensorCodecName = Annotated[
+    str,
+    Meta(description=", ".join(f'`"{form}"`' for form in forms(TENSOR_KINDS)) + f"; {bounds(TENSOR_KINDS)}"),
+]
+"""Checked by `mpitrain.config.codec_names.parse_tensor_codec` when a configuration is read."""
 MemoryName = Literal["none", "residual", "delta"]
 CollectiveName = Literal["native", "ring", "direct", "server"]
 
@@ -212,7 +217,7 @@ class RuleConfig(Section, frozen=True, kw_only=True):
 
     match: str
     """Shell pattern of tensor names, such as ``*.norm*``."""
-    codec: CodecName
+    codec: TensorCodecName
     """Codec of those tensors."""
 
 
@@ -227,11 +232,15 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     """How they travel. direct: every rank sends each owner its part and gets the sum back, 2 latencies; ring: 2 (p - 1)
     messages to the neighbour, for stations wired as a ring; server: through ``servers`` that add up; native:
     MPI_Allreduce, codec raw only."""
-    codec: CodecName = "int8"
+    codec: TensorCodecName = "int8"
     """As what bytes. raw: float32 itself; fp16, bf16: 2 bytes a value; int8: 1.02 bytes, int4: 0.52 and int2: 0.27,
     with a scale for 128 values; sign: an eighth, with a scale for 256; topk-N: the largest of every N values; ecq-BITS:
-    about so many bits a value, ecq-XdB: as many as a signal X dB above the noise needs, entropy-coded. With all but
-    raw, 1-D tensors and those below 1,024 elements travel as fp16 unless a rule says otherwise."""
+    about so many bits a value, ecq-XdB: as many as a signal X dB above the noise needs, entropy-coded; lowrank-R:
+    matrices as the two factors of a sum of rank R (PowerSGD, Vogels 2019), in two sums one after the other. With
+    all but raw, 1-D tensors and those below 1,024 elements travel as fp16 unless a rule says otherwise."""
+    factor_codec: CodecName = "fp16"
+    """As what bytes the factors of codec lowrank travel, and the larger tensors that these would not halve: m x n with
+    mn at most 2 R (m + n). What its rounding loses goes to the residual of the matrix."""
     memory: MemoryName | None = None
     """What is remembered of earlier steps. residual: what rounding lost is added to the next gradient; delta: only the
     change against the last one is sent (not with int2, sign and topk, which need the other feedback); none. Left out:

@@ -5,7 +5,7 @@ from itertools import pairwise
 
 from msgspec import structs
 
-from mpitrain.config.codec_names import KINDS, is_coarse, rounds_at_random
+from mpitrain.config.codec_names import KINDS, is_coarse, rank_of, rounds_at_random
 from mpitrain.config.flags import parse_flag
 from mpitrain.config.schema import (
     Config,
@@ -63,6 +63,11 @@ def servers_of(exchange: ExchangeConfig) -> int:
 def needs_servers(exchange: ExchangeConfig) -> bool:
     """Tell whether some ranks serve the others."""
     return exchange.when == "server" or exchange.collective == "server"
+
+
+def factors(exchange: ExchangeConfig) -> list[str]:
+    """List the codecs that sum matrices by their factors."""
+    return [name for name in (exchange.codec, *(rule.codec for rule in exchange.rule)) if rank_of(name)]
 
 
 def _is_lossy(exchange: ExchangeConfig) -> bool:
@@ -132,6 +137,8 @@ def unread_keys(config: Config) -> dict[str, str]:
     for axis, keys in READ_BY_SPLIT.items():
         if getattr(config.parallel, axis) == 1:
             unread |= {f"parallel.{key}": f"parallel.{axis} = 1" for key in keys.split()}
+    if not factors(config.exchange):
+        unread["exchange.factor_codec"] = f'exchange.codec = "{config.exchange.codec}"'
     return unread
 
 
@@ -175,9 +182,10 @@ def _of_exchange(exchange: ExchangeConfig) -> Iterator[str]:
     # A raw codec has nothing to remember, but the tensors of a rule may have.
     memory = "none" if exchange.codec == "raw" and _is_lossy(exchange) else memory_of(exchange)
     collective = "direct" if exchange.when == "server" else exchange.collective  # servers read no collective
-    if reason := refusal(collective, exchange.codec, memory, exchange.rounding):
+    yield from _of_factors(exchange)
+    if not rank_of(exchange.codec) and (reason := refusal(collective, exchange.codec, memory, exchange.rounding)):
         yield reason
-    rules = [rule for rule in exchange.rule if rule.codec != "raw"]
+    rules = [rule for rule in exchange.rule if rule.codec != "raw" and not rank_of(rule.codec)]
     if collective == "native" and rules:
         yield f'exchange.rule: collective "native" carries codec "raw" only, got "{rules[0].codec}"'
     for number, rule in enumerate(exchange.rule):
@@ -185,6 +193,36 @@ def _of_exchange(exchange: ExchangeConfig) -> Iterator[str]:
             yield f"exchange.rule[{number}]: {reason}"
 
     yield from _of_phases(exchange)
+
+
+def _of_factors(exchange: ExchangeConfig) -> Iterator[str]:
+    """Refuse what does not go together with sums of matrices by their factors."""
+    for codec in factors(exchange)[:1]:
+        if exchange.when != "sync":
+            yield (
+                f'exchange.codec "{codec}" sums matrices at every step, but exchange.when = "{exchange.when}" has '
+                'no such sums; set exchange.when = "sync" or exchange.codec = "int4"'
+            )
+        if exchange.memory == "delta":
+            yield (
+                f'exchange.memory = "delta" predicts values, but codec "{codec}" sends factors of a matrix and needs '
+                'the feedback of what they lose; set memory = "residual"'
+            )
+        if exchange.collective == "native" and exchange.factor_codec != "raw":
+            yield (
+                f'exchange.collective = "native" is MPI\'s own float sum and carries factors of codec "{codec}" raw '
+                f'only, got exchange.factor_codec = "{exchange.factor_codec}"; set factor_codec = "raw" or '
+                'collective = "direct"'
+            )
+        if (
+            rank_of(exchange.codec)
+            and exchange.rounding == "stochastic"
+            and not rounds_at_random(exchange.factor_codec)
+        ):
+            yield (
+                f'exchange.rounding = "stochastic" needs factors that can be rounded so, got exchange.factor_codec = '
+                f'"{exchange.factor_codec}"; set factor_codec = "int8" or rounding = "nearest"'
+            )
 
 
 def _of_phases(exchange: ExchangeConfig) -> Iterator[str]:

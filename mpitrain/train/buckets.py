@@ -5,17 +5,19 @@ import zlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
+from math import prod
 
 import numpy as np
 import numpy.typing as npt
 
+from mpitrain.arrays import Floats
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.memory import DoubleBuffer
 from mpitrain.codecs.noise import noise_key
 from mpitrain.codecs.registry import make_codec
 from mpitrain.collectives.base import Bucket, BucketState, Traffic
 from mpitrain.collectives.reducer import Pending, Reducer
-from mpitrain.config.codec_names import rounds_at_random
+from mpitrain.config.codec_names import rank_of, rounds_at_random
 from mpitrain.config.schema import ExchangeConfig
 from mpitrain.errors import ConfigError
 from mpitrain.kernels.reduce import count_not_finite
@@ -37,12 +39,28 @@ class Summed:
 def codec_of(spec: ParamSpec, config: ExchangeConfig) -> str:
     """Choose the codec of a tensor: the first rule that matches, else fp16 for small ones, else ``exchange.codec``.
 
-    Small means 1-D or below 1,024 elements: gains and biases lose most by coarse codecs and weigh least.
+    Small means 1-D or below 1,024 elements: gains and biases lose most by coarse codecs and weigh least. What the
+    factors of a rank would not halve travels as these do, or as fp16 where it is small.
     """
-    for rule in config.rule:
-        if fnmatchcase(spec.name, rule.match):
-            return rule.codec
-    return "fp16" if spec.small and config.codec != "raw" else config.codec
+    chosen = next((rule.codec for rule in config.rule if fnmatchcase(spec.name, rule.match)), None)
+    if rank := rank_of(chosen or config.codec):
+        if halved_by(rank, spec):
+            return chosen or config.codec
+        return "fp16" if spec.small and config.factor_codec != "raw" else config.factor_codec
+    return chosen or ("fp16" if spec.small and config.codec != "raw" else config.codec)
+
+
+def matrix_shape(shape: Sequence[int]) -> tuple[int, int]:
+    """See a tensor as a matrix: its first axis against all others."""
+    return shape[0], prod(shape[1:])
+
+
+def halved_by(rank: int, spec: ParamSpec) -> bool:
+    """Tell whether a tensor is a matrix of at least twice the elements of its factors of a rank."""
+    if len(spec.shape) < 2 or spec.small:
+        return False
+    m, n = matrix_shape(spec.shape)
+    return m * n > 2 * rank * (m + n)
 
 
 def check_rules(names: Collection[str], config: ExchangeConfig) -> None:
@@ -133,6 +151,10 @@ class BucketSums:
         Buckets of the plan that are summed; all of them where left out.
     steps : int, optional
         Length of the run, for what ends raw; without, nothing does.
+    first : int
+        Number of the first bucket of the plan: no two that are under way at a time share one.
+    salt : str
+        Tells the noise of these values from that of others of the same names.
 
     Attributes
     ----------
@@ -155,6 +177,8 @@ class BucketSums:
         shared: Collection[str] = (),
         chosen: Collection[int] | None = None,
         steps: int = sys.maxsize,
+        first: int = 0,
+        salt: str = "",
     ) -> None:
         self.reducer = reducer
         self._seed = seed
@@ -170,10 +194,10 @@ class BucketSums:
         self._bucket_of: dict[str, int] = {}
         for index, (number, segments) in enumerate(plan):
             codec, memory = stream_of(segments[0].spec, config, values.flat.dtype)
-            bucket = Bucket(values.flat[slice(*self.ranges[index])], number)
+            bucket = Bucket(values.flat[slice(*self.ranges[index])], first + number)
             self._states.append(reducer.open(bucket, codec, memory))
             self._bucket_of.update({segment.spec.name: index for segment in segments})
-        self._noise = [salt_of(segments[0].spec) for segments in self._segments]
+        self._noise = [salt_of(segments[0].spec, salt) for segments in self._segments]
         self._current = self._states
         self._step = 0
         self._missing: list[int] = []
@@ -239,6 +263,22 @@ class BucketSums:
         for state in self._states:
             state.rollback()
 
+    def lost(self, out: Floats) -> None:
+        """Write what the sends of this rank have lost in this step, with memory "residual"; 0 where nothing was sent.
+
+        Parameters
+        ----------
+        out : array like ``values.flat``, written
+            Of all ranks together, these are the sum of the addends minus what came of it.
+        """
+        out[:] = 0
+        for state, (start, stop) in zip(self._states, self.ranges, strict=True):
+            state.lost(out[start:stop])
+
+    def references(self) -> list[DoubleBuffer]:
+        """List what else is remembered, but no checkpoint needs: nothing."""
+        return []
+
     def not_finite(self) -> list[str]:
         """Name the tensors that are not finite on this rank, after a rejected step."""
         segments = (segment for bucket in self._segments for segment in bucket)
@@ -276,9 +316,9 @@ def group_of(config: ExchangeConfig, holders: Mapping[str, str] | None = None) -
     return lambda spec: " ".join([codec_of(spec, config), *([known[spec.name]] if spec.name in known else [])])
 
 
-def salt_of(spec: ParamSpec) -> int:
+def salt_of(spec: ParamSpec, salt: str = "") -> int:
     """Tell buckets apart by their first tensor, the same on all ranks that hold the same part of it."""
-    return zlib.crc32(f"{spec.name} {spec.place.start}".encode())
+    return zlib.crc32(f"{spec.name} {spec.place.start}{salt}".encode())
 
 
 def float32_ring_bytes(num_parameters: int, ranks: int) -> int:

@@ -12,8 +12,9 @@ from mpitrain.collectives.registry import make_reducer
 from mpitrain.collectives.segments import segment_elements
 from mpitrain.comm.agreement import agree, first_on_node, same_everywhere, sum_arrays
 from mpitrain.comm.grid import Axis, ProcessGrid
+from mpitrain.config.codec_names import rank_of
 from mpitrain.config.schema import Config, DataConfig
-from mpitrain.config.validate import micro_batches_of
+from mpitrain.config.validate import factors, micro_batches_of
 from mpitrain.data.dataset import Dataset, Moments, combine_moments
 from mpitrain.data.loader import Loader
 from mpitrain.data.open import open_dataset
@@ -34,6 +35,7 @@ from mpitrain.train.buckets import BucketSums, check_rules, float32_ring_bytes, 
 from mpitrain.train.exchange import Exchange, SyncExchange
 from mpitrain.train.local import LocalExchange
 from mpitrain.train.loss import TaskLoss
+from mpitrain.train.lowrank import LowRankSums, compile_factors
 from mpitrain.train.model import Part, input_dtype, make_part, make_small_model
 from mpitrain.train.outer import GlobalWeights
 from mpitrain.train.served import owned_layout, setting_of
@@ -223,7 +225,8 @@ def make_exchange(
             ),
         )
         return LocalExchange(weights, common, config.train.steps, max_rejected=config.train.max_skips)
-    sums = BucketSums(reducer, weights.grads, exchange, seed=seed, shared=shared.holders, steps=config.train.steps)
+    kind = LowRankSums if factors(exchange) else BucketSums
+    sums = kind(reducer, weights.grads, exchange, seed=seed, shared=shared.holders, steps=config.train.steps)
     return SyncExchange(weights, sums, overlap=exchange.overlap)
 
 
@@ -324,7 +327,10 @@ def _streams(config: Config) -> set[tuple[str, str, bool]]:
     random = exchange.rounding == "stochastic"
     memory = str(exchange.memory)
     names = {"fp16", exchange.codec, *(rule.codec for rule in exchange.rule)}
-    streams = {(name, "none" if name == "raw" else memory, random and name == exchange.codec) for name in names}
+    streams = {(name, "none", False) for name in [exchange.factor_codec] if factors(exchange)}
+    if factors(exchange):
+        names = {name for name in names if not rank_of(name)} | {exchange.factor_codec}
+    streams |= {(name, "none" if name == "raw" else memory, random and name == exchange.codec) for name in names}
     if exchange.when == "server" and exchange.server_codec != "raw":
         streams.add((exchange.server_codec, "delta", False))
     inside = {(parallel.codec, parallel.memory, False), (str(parallel.gradient_codec), "none", False)}
@@ -337,6 +343,8 @@ def _compile(config: Config, optimizer: Optimizer, dataset: Dataset) -> None:
         compile_kernels(make_codec(name, stochastic=stochastic), memory)
     params = Params(Layout([ParamSpec("x", (3,), decay=True)]))
     optimizer.step(params, params.zeros_like(), optimizer.init(params), 0.0)
+    if factors(config.exchange):
+        compile_factors()
     params.flat[:] = 1
     clip_by_norm(params, 1.0)
     for decay in (None, 0.5):

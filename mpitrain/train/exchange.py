@@ -15,6 +15,7 @@ from mpitrain.collectives.base import Event, Traffic
 from mpitrain.comm.agreement import NumberGather
 from mpitrain.params import Params
 from mpitrain.train.buckets import BucketSums
+from mpitrain.train.lowrank import LowRankSums
 from mpitrain.train.runfolder import Row
 from mpitrain.train.weights import Weights
 
@@ -187,7 +188,7 @@ class SyncExchange(Exchange):
     ----------
     weights : Weights
         Their gradients are replaced by the sums.
-    sums : BucketSums
+    sums : BucketSums or LowRankSums
         Of these gradients.
     overlap : bool
         Whether buckets leave as soon as they are full.
@@ -196,7 +197,7 @@ class SyncExchange(Exchange):
     unanimous = True
     replicates = True
 
-    def __init__(self, weights: Weights, sums: BucketSums, *, overlap: bool) -> None:
+    def __init__(self, weights: Weights, sums: BucketSums | LowRankSums, *, overlap: bool) -> None:
         super().__init__(weights)
         self.overlap = overlap
         self._sums = sums
@@ -234,6 +235,10 @@ class SyncExchange(Exchange):
     def state(self) -> dict[str, DoubleBuffer]:
         """Name the memories of the sums."""
         return self._sums.state()
+
+    def references(self) -> list[DoubleBuffer]:
+        """List what the sums remember beside their memories."""
+        return self._sums.references()
 
     def sizes(self) -> list[int]:
         """List the elements of each bucket."""

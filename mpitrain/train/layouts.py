@@ -11,7 +11,7 @@ from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.collectives.predicted import Sent, latencies
 from mpitrain.config.codec_names import kind_of
 from mpitrain.config.schema import Config, ExchangeConfig
-from mpitrain.config.validate import check_consistency, refusal
+from mpitrain.config.validate import check_consistency, factors, refusal
 from mpitrain.data.dataset import Dataset
 from mpitrain.data.sampler import Sampler
 from mpitrain.errors import ConfigError, DataError
@@ -164,7 +164,9 @@ class Costs:
         if self._serves:
             several = shape.servers * shape.pp * shape.tp > 1
             return 2 + several  # push and answer; between them the first server tells the others what to do
-        return latencies(self.config.exchange.collective, replicas) / self._steps_a_round
+        exchange = self.config.exchange
+        sums = 2 if factors(exchange) else 1  # the second factors need the first ones
+        return sums * latencies(exchange.collective, replicas) / self._steps_a_round
 
     @property
     def _serves(self) -> bool:
@@ -196,7 +198,7 @@ class Costs:
                 deal_buckets(Layout(specs, group_of(exchange, held)), exchange, held)  # refuses too many fragments
 
         def sent(codec: str) -> Sent | None:
-            if not self._serves and refusal(exchange.collective, codec, "none"):
+            if not self._serves and codec != exchange.codec and refusal(exchange.collective, codec, "none"):
                 return None
             chosen = structs.replace(exchange, codec=codec)
             if self._serves:

@@ -12,6 +12,7 @@ from mpitrain.collectives.segments import segment_elements
 from mpitrain.config.schema import ExchangeConfig
 from mpitrain.params import Layout, ParamSpec
 from mpitrain.train.buckets import group_of, plan_buckets, stream_of
+from mpitrain.train.lowrank import divide, left_config, memory_nbytes, right_config
 
 NOBODY: Mapping[str, str] = {}
 """No tensor is held by other ranks of the replica."""
@@ -42,8 +43,7 @@ def predict_exchange(
         Whether it is one of the steps in which everything travels raw.
     """
     sent = [Sent()] * ranks
-    for stream, size in _buckets(specs, config, held, dtype):
-        codec, memory = (make_codec("raw", dtype), "none") if raw else stream
+    for (codec, memory), size in _buckets(specs, config, held, dtype, raw=raw):
         bucket = sent_for_sum(
             config.collective,
             codec,
@@ -69,13 +69,31 @@ def predict_memories(
     for (codec, memory), size in _buckets(specs, config, held, dtype):
         elements = memory_elements(config.collective, memory, size, ranks, codec.block, servers=config.servers or 0)
         nbytes = [total + more * codec.dtype.itemsize for total, more in zip(nbytes, elements, strict=True)]
-    return nbytes
+    division = divide(Layout(list(specs), group_of(config, held)), config, held)
+    matrices = memory_nbytes(division, config, np.dtype(dtype).itemsize)
+    return [total + matrices for total in nbytes]
 
 
 def _buckets(
-    specs: Sequence[ParamSpec], config: ExchangeConfig, held: Mapping[str, str], dtype: npt.DTypeLike
+    specs: Sequence[ParamSpec],
+    config: ExchangeConfig,
+    held: Mapping[str, str],
+    dtype: npt.DTypeLike,
+    *,
+    raw: bool = False,
 ) -> Iterator[tuple[tuple[Codec, str], int]]:
-    """Yield codec and memory, and elements, of the buckets of an exchange."""
+    """Yield codec and memory, and elements, of the buckets of an exchange, those of factors included."""
     layout = Layout(list(specs), group_of(config, held))
-    for segments in plan_buckets(layout, config.bucket_mb, held):
-        yield stream_of(segments[0].spec, config, dtype), segments[-1].stop - segments[0].start
+    if raw:
+        for segments in plan_buckets(layout, config.bucket_mb, held):
+            yield (make_codec("raw", dtype), "none"), segments[-1].stop - segments[0].start
+        return
+    division = divide(layout, config, held)
+    for part, chosen in (
+        (layout, config),
+        (division.left, left_config(config)),
+        (division.right, right_config(config)),
+    ):
+        for number, segments in enumerate(plan_buckets(part, chosen.bucket_mb, held)):
+            if part is not layout or number in division.values:
+                yield stream_of(segments[0].spec, chosen, dtype), segments[-1].stop - segments[0].start

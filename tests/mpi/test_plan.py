@@ -70,6 +70,9 @@ RULED = {
     "rule": [{"match": "*.bias", "codec": "raw"}],
 }
 
+LOWRANK = {"codec": "lowrank-3", "factor_codec": "int8", "bucket_mb": 0.005}
+"""Needs matrices of some size; tests/mpi/test_lowrank.py has more."""
+
 
 def assert_about(sent, predicted):
     """Of codecs whose bytes depend on the values: the messages are exact, the bytes never more than raw, and near."""
@@ -82,7 +85,7 @@ def assert_about(sent, predicted):
 def test_a_training_sends_what_is_predicted(world, folder, monkeypatch, model):
     monkeypatch.setattr(CheckpointStore, "save", lambda store, snapshot: None)
     table, chain = MODELS[model]
-    for exchange in [*EXCHANGES, *SEVERAL, RULED] if model == "mlp" else [{}, *SEVERAL, RULED]:
+    for exchange in [*EXCHANGES, *SEVERAL, RULED] if model == "mlp" else [{}, *SEVERAL, RULED, LOWRANK]:
         tree = BASE | {"model": table, "exchange": exchange, "run": {"folder": str(folder / "run")}}
         resolved = resolve(tree, "test", [])
         counted = train(resolved, world, overwrite=True)["per_rank"]

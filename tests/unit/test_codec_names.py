@@ -18,6 +18,7 @@ from mpitrain.errors import ConfigError
 from tests.reference.configs import config_of, message_of
 
 ALL = "expected one of raw, fp16, bf16, int8, int4, int2, sign, topk, topk-N, ecq, ecq-BITS, ecq-XdB"
+TENSOR = f"{ALL}, lowrank, lowrank-R"
 TOPK = "expected topk or topk-N (whole N from 2 to 100,000)"
 ECQ = "expected ecq or ecq-BITS (BITS from 0.1 to 7) or ecq-XdB (X from 1 to 40)"
 
@@ -128,7 +129,7 @@ def test_wrong_names_are_told_what_was_meant(name, expected, near):
 def test_what_is_no_name(value):
     with pytest.raises(ConfigError) as caught:
         resolve({"exchange": {"codec": value}}, "run.toml", [])
-    assert str(caught.value) == f"run.toml: exchange.codec: {ALL}, got {value!r}"
+    assert str(caught.value) == f"run.toml: exchange.codec: {TENSOR}, got {value!r}"
 
 
 @pytest.mark.parametrize(
@@ -136,6 +137,7 @@ def test_what_is_no_name(value):
     [
         "exchange.codec",
         "exchange.server_codec",
+        "exchange.factor_codec",
         "parallel.codec",
         "parallel.gradient_codec",
         "parallel.tensor_codec",
@@ -143,7 +145,8 @@ def test_what_is_no_name(value):
 )
 def test_every_key_that_names_a_codec_is_checked(key):
     assert message_of(f"{key}=ecq-99") == f"--set: {key}: {ECQ}, got 'ecq-99'"
-    assert message_of(f"{key}=int9").startswith(f"--set: {key}: {ALL}, got 'int9'; did you mean int")
+    known = TENSOR if key == "exchange.codec" else ALL
+    assert message_of(f"{key}=int9").startswith(f"--set: {key}: {known}, got 'int9'; did you mean int")
 
 
 def test_rules_are_checked_one_by_one():
