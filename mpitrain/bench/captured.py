@@ -15,7 +15,7 @@ from mpitrain.comm.runtime import start
 from mpitrain.config.load import Resolved, load_config
 from mpitrain.config.schema import Config, ExchangeConfig, ParallelConfig
 from mpitrain.config.validate import with_derived
-from mpitrain.errors import ConfigError, DivergedError, LaunchError
+from mpitrain.errors import ConfigError, DivergedError, LaunchError, count
 from mpitrain.params import Layout, Params
 from mpitrain.train.buckets import plan_buckets
 from mpitrain.train.start import fit_grid
@@ -72,8 +72,8 @@ def make_source(name: str, grads: Params, bucket_mb: float | None, step: int) ->
     tensors: list[Floats] = [buffer[segment.spec.name] for segment in layout.members(LARGE)]
     sizes, powers = [tensor.size for tensor in tensors], [mean_square(tensor) for tensor in tensors]
     told = (
-        f"{sum(sizes):,} of the gradient of step {step} of {name}: its {len(tensors)} large tensors of "
-        f"{len(layout.specs)}, in {len(messages)} messages"
+        f"{sum(sizes):,} of the gradient of step {step} of {name}: its large tensors, {len(tensors)} of "
+        f"{len(layout.specs)}, in {count(len(messages), 'message')}"
     )
     return Source(name, buffer.flat[begin:end], messages, sum(sizes), partial(least_bits, sizes, powers), told)
 

@@ -39,7 +39,7 @@ def show(title: str, records: Sequence[Record], path: Path | None = None, *, hid
     console = Console(width=max(room, widest), highlight=False, color_system="auto" if mine else None)
     console.print(title, style="italic", markup=False, soft_wrap=True)
     for part in parts:
-        console.print(_table(part, widths, records), soft_wrap=True)
+        console.print(_table(part, widths, records))
     if path:
         write_output(path, json.dumps(list(records), indent=1) + "\n", "--json")
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from mpitrain.bench import codec as bench
+from mpitrain.bench.captured import capture
 from mpitrain.bench.sources import DRAWN
 from mpitrain.cli.main import run
 from mpitrain.codecs.registry import CODECS, make_codec
@@ -118,7 +119,7 @@ def test_refusals(command, capsys, options, told):
 CONFIG = """
 [model]
 kind = "mlp"
-hidden = [24, 48]
+hidden = [64, 48]
 [data]
 kind = "stations"
 window = 8
@@ -154,13 +155,27 @@ def test_gradients_of_a_model(measured, config):
     values = raw["values"]
     messages = round((raw["bits_per_value"] - 32) * values / 128)
     assert values > 1024
-    assert values % 24 == 0
+    assert values % 16 == 0
     assert messages >= 1
     assert raw["bits_per_value"] == pytest.approx(32 + messages * 128 / values, abs=1e-9)
     assert 8 < int8["bits_per_value"] < delta["bits_per_value"] < 9
     assert int8["snr_db"] > 35
     assert int8["shannon_gap_bits"] >= int8["gaussian_gap_bits"]
     assert int8["gaussian_gap_bits"] == pytest.approx(int8["bits_per_value"] - int8["snr_db"] * math.log2(10) / 20)
+
+
+def test_what_is_captured_is_the_gradient_itself(config):
+    """Before clipping to 0.001, of the weights of that step, whatever the exchange would have made of it."""
+    path = config()
+    first, second, again = (capture(path, [], step).values for step in (1, 2, 2))
+    assert np.linalg.norm(second) > 0.01
+    assert np.array_equal(second, again)
+    assert not np.array_equal(first, second)
+    for others in (["exchange.codec=sign", "parallel.pp=2"], ["exchange.when=server", "exchange.warmup_steps=0"]):
+        assert np.array_equal(second, capture(path, others, 2).values)
+    smaller = capture(path, ["exchange.bucket_mb=0.004"], 2)
+    assert np.array_equal(second, smaller.values)
+    assert len(smaller.messages) == 2
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_gradients_lie_as_training_lays_them():
     assert np.array_equal(source.values[:2000], grads["first.weight"].ravel())
     assert np.array_equal(source.values[2048:], grads["second.weight"].ravel())
     assert not source.values[2000:2048].any()
-    assert source.told == "3,500 of the gradient of step 7 of own: its 2 large tensors of 4, in 2 messages"
+    assert source.told == "3,500 of the gradient of step 7 of own: its large tensors, 2 of 4, in 2 messages"
     assert make_source("own", grads, 1.0, 7).messages == [slice(0, 3548)]
     powers = [float(np.mean(np.square(grads[name], dtype=np.float64))) for name in ("first.weight", "second.weight")]
     assert source.least_bits(0.01) == pytest.approx(least_bits([2000, 1500], powers, 0.01), rel=1e-12)
