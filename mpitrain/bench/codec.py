@@ -1,8 +1,9 @@
 """``mpitrain bench codec``: what codecs cost and lose, of one thread, beside memcpy of the same array in the same run.
 
-A subject is ``CODEC``, ``CODEC:MEMORY`` or ``CODEC:stochastic``. The distance from Shannon's bound is the bits on the
-wire less those that no code can do without at the same mean squared error D: ½·log2(σ²/D) for a Gaussian source, and
-for a Laplacian its lower bound ½·log2(e/π · σ²/D) (Shannon 1959). ``gaussian_gap_bits`` takes the first for both.
+A subject is ``CODEC``, ``CODEC:MEMORY`` or ``CODEC:stochastic``. ``shannon_gap_bits`` are the bits on the wire, headers
+included, less those that no code can do without at the same mean squared error D: of drawn values Shannon's bound, of
+captured gradients the bound of Gaussian tensors, which a code may fall below (`mpitrain.bench.sources`).
+``gaussian_gap_bits`` takes ½·log2(σ²/D) of one Gaussian for all sources.
 """
 
 import math
@@ -15,8 +16,9 @@ from statistics import median
 
 import numpy as np
 
-from mpitrain.arrays import Bytes, Floats, aligned_empty, aligned_zeros
+from mpitrain.arrays import Bytes, Floats, aligned_zeros
 from mpitrain.bench.records import Record, show
+from mpitrain.bench.sources import Source, mean_square
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.memory import RECEIVERS, SENDERS, Memory
 from mpitrain.codecs.registry import CODECS, make_codec
@@ -35,53 +37,65 @@ DEFAULTS = (
 )
 
 
-def _laplacian(rng: np.random.Generator, out: Floats) -> None:
-    rng.standard_exponential(dtype=np.float32, out=out)
-    signs: Floats = rng.integers(0, 2, out.size, dtype=np.int8).astype(np.float32) * 2 - 1
-    np.multiply(out, signs, out=out)
-
-
-def _gaussian(rng: np.random.Generator, out: Floats) -> None:
-    rng.standard_normal(dtype=np.float32, out=out)
-
-
-SOURCES: dict[str, tuple[Callable[[np.random.Generator, Floats], None], float]] = {
-    "gaussian": (_gaussian, 0.0),
-    "laplace": (_laplacian, 0.5 * math.log2(math.e / math.pi)),
-}
-"""How the values are drawn, and by how many bits the bound lies above that of a Gaussian of the same variance."""
-
-
 @dataclass(frozen=True)
-class Subject:
-    """What is measured, with both ends of its stream and a message of it.
+class Message:
+    """A part of an array that is encoded by itself, with both ends of its stream.
 
     Attributes
     ----------
-    name : str
+    part : slice
+        Of the array.
     sender, receiver : Memory
-        Of the array; with a memory, they have a past.
+        Of the part; with a memory, they have a past.
     wire : array of uint8
+        The part, encoded.
     """
 
-    name: str
+    part: slice
     sender: Memory
     receiver: Memory
     wire: Bytes
 
 
-def main(size: int, repeats: int, path: Path | None, names: Sequence[str], sources: Sequence[str]) -> int:
-    """Measure; every round runs everything once, so that a drift of the machine meets all alike."""
+@dataclass(frozen=True)
+class Subject:
+    """What is measured, and the messages as which the array travels."""
+
+    name: str
+    memory: str
+    messages: list[Message]
+
+
+def main(
+    repeats: int,
+    path: Path | None,
+    codecs: Sequence[str],
+    sources: Sequence[str],
+    make: Callable[[str], Source],
+    check: Callable[[], None],
+) -> int:
+    """Measure; every round runs everything once, so that a drift of the machine meets all alike.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the source of a name.
+    check : callable
+        Refuses what was asked for before anything is made.
+    """
+    records: list[Record] = []
+    told: dict[str, None] = {}
     try:
-        chosen = [parse_subject(name) for name in names] if names else default_subjects()
-        wrong = next((source for source in sources if source not in SOURCES), None)
-        if wrong is not None:
-            raise ConfigError(f"bench: --source: expected one of {', '.join(SOURCES)}, got {wrong!r}")
+        chosen = [parse_subject(name) for name in codecs] if codecs else default_subjects()
+        check()
+        for name in sources:
+            source = make(name)
+            told[source.told] = None
+            records += measure(source, dict(chosen), repeats)
     except MpitrainError as error:
         print(f"mpitrain: {error}", file=sys.stderr)
         return int(error.exit_code)
-    records = [record for source in sources or SOURCES for record in measure(source, dict(chosen), size, repeats)]
-    title = f"{size:,} float32, one thread, median of {repeats}; GB/s of float32, ratios to memcpy"
+    title = f"float32 values: {'; '.join(told)}. One thread, median of {repeats}; GB/s of float32, ratios to memcpy"
     show(title, records, path)
     return 0
 
@@ -106,24 +120,38 @@ def parse_subject(text: str) -> tuple[str, tuple[Codec, str]]:
     return text, (codec, memory)
 
 
-def measure(source: str, chosen: dict[str, tuple[Codec, str]], size: int, repeats: int) -> list[Record]:
+def measure(source: Source, chosen: dict[str, tuple[Codec, str]], repeats: int) -> list[Record]:
     """Measure all subjects with values of one source."""
-    draw, above = SOURCES[source]
-    x, acc, copies = aligned_empty(size), aligned_zeros(size), aligned_zeros(size)
-    draw(np.random.default_rng(0), x)
-    subjects = [make_subject(name, codec, memory, x) for name, (codec, memory) in chosen.items()]
-    room: Bytes = aligned_zeros(max(subject.sender.max_nbytes(size) for subject in subjects), np.uint8)
+    x, acc, copies = source.values, aligned_zeros(source.values.size), aligned_zeros(source.values.size)
+    subjects = [make_subject(name, codec, memory, source) for name, (codec, memory) in chosen.items()]
+    room = max(message.sender.max_nbytes(_size(message)) for subject in subjects for message in subject.messages)
+    wire: Bytes = aligned_zeros(room, np.uint8)
     jobs: dict[str, Callable[[], object]] = {"memcpy": lambda: np.copyto(copies, x)}
     for subject in subjects:
-        jobs |= _jobs(subject, x, room, acc)
+        jobs |= _jobs(subject, x, wire, acc)
     rates = _measure(jobs, x.nbytes, repeats)
     return [
-        {"codec": each.name, "source": source, **_quality(each, x, above), **_rates(each, rates)} for each in subjects
+        {
+            "codec": each.name,
+            "source": source.name,
+            "values": source.count,
+            **_quality(each, source),
+            **_rates(each, rates),
+        }
+        for each in subjects
     ]
 
 
-def make_subject(name: str, codec: Codec, memory: str, x: Floats) -> Subject:
-    """Let both ends of a stream have seen the array once, and encode it again."""
+def _size(message: Message) -> int:
+    return int(message.part.stop - message.part.start)
+
+
+def make_subject(name: str, codec: Codec, memory: str, source: Source) -> Subject:
+    """Let both ends of every stream have seen their part once, and encode it again."""
+    return Subject(name, memory, [_make_message(part, codec, memory, source.values[part]) for part in source.messages])
+
+
+def _make_message(part: slice, codec: Codec, memory: str, x: Floats) -> Message:
     sender, receiver = SENDERS[memory](codec, x.size), RECEIVERS[memory](codec, x.size)
     wire: Bytes = aligned_zeros(sender.max_nbytes(x.size), np.uint8)
     out = np.empty_like(x)
@@ -134,18 +162,20 @@ def make_subject(name: str, codec: Codec, memory: str, x: Floats) -> Subject:
         receiver.commit()
         nbytes, _ = sender.encode(x, wire, None, key=0, first=0)
         sender.rollback()
-    return Subject(name, sender, receiver, wire[:nbytes].copy())
+    return Message(part, sender, receiver, wire[:nbytes].copy())
 
 
 def _jobs(subject: Subject, x: Floats, room: Bytes, acc: Floats) -> dict[str, Callable[[], object]]:
     def encode() -> None:
-        subject.sender.encode(x, room, None, key=1, first=0)
-        subject.sender.commit()
+        for message in subject.messages:
+            message.sender.encode(x[message.part], room, None, key=1, first=0)
+            message.sender.commit()
 
-    return {
-        f"{subject.name} encode": encode,
-        f"{subject.name} decode": lambda: subject.receiver.decode_add(subject.wire, acc),
-    }
+    def decode() -> None:
+        for message in subject.messages:
+            message.receiver.decode_add(message.wire, acc[message.part])
+
+    return {f"{subject.name} encode": encode, f"{subject.name} decode": decode}
 
 
 def _measure(jobs: dict[str, Callable[[], object]], nbytes: int, repeats: int) -> dict[str, float]:
@@ -160,20 +190,23 @@ def _measure(jobs: dict[str, Callable[[], object]], nbytes: int, repeats: int) -
     return {name: nbytes / median(values) for name, values in seconds.items()}
 
 
-def _quality(subject: Subject, x: Floats, above: float) -> Record:
+def _quality(subject: Subject, source: Source) -> Record:
     """Measure what the codec loses; with a memory the next message makes good for it, and it says nothing."""
-    bits = (8 * subject.wire.size + HEADER_BITS) / x.size
+    bits = sum(8 * message.wire.size + HEADER_BITS for message in subject.messages) / source.count
     nothing: Record = {"bits_per_value": bits, "snr_db": None, "shannon_gap_bits": None, "gaussian_gap_bits": None}
-    if subject.sender.name != "none":
+    if subject.memory != "none":
         return nothing
-    out = np.empty_like(x)
-    subject.receiver.decode(subject.wire, out)
-    noise = float(np.mean(np.square(out - x, dtype=np.float64)))
-    if not noise:
+    out: Floats = source.values.copy()  # what lies between messages is lost by none
+    for message in subject.messages:
+        message.receiver.decode(message.wire, out[message.part])
+    power, noise = (mean_square(x) * x.size / source.count for x in (source.values, out - source.values))
+    if not noise or not power:
         return nothing
-    ratio = float(np.mean(np.square(x, dtype=np.float64))) / noise
-    gap = bits - 0.5 * math.log2(ratio)
-    return nothing | {"snr_db": 10 * math.log10(ratio), "shannon_gap_bits": gap - above, "gaussian_gap_bits": gap}
+    return nothing | {
+        "snr_db": 10 * math.log10(power / noise),
+        "shannon_gap_bits": bits - source.least_bits(noise),
+        "gaussian_gap_bits": bits - 0.5 * math.log2(power / noise),
+    }
 
 
 def _rates(subject: Subject, rates: dict[str, float]) -> Record:

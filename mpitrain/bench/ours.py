@@ -1,5 +1,6 @@
 """Our training step as a product among others: the loop that ``train`` runs, without a run folder."""
 
+import math
 from collections.abc import Sequence
 
 from msgspec import structs
@@ -51,7 +52,12 @@ class TrainingStep:
         if self._loop.failure:
             raise self._loop.failure
         row = rows[-1]
-        return Taken(float(str(row["loss"])), float(str(row["grad_norm"])), int(str(row["sent_bytes"])))
+        norm = math.nan if row["grad_norm"] is None else float(str(row["grad_norm"]))  # None: the step was rejected
+        return Taken(float(str(row["loss"])), norm, int(str(row["sent_bytes"])))
+
+    def keep_gradient(self) -> None:
+        """Clip no more, so that after a step ``parts.grads`` holds its gradient as backward left it."""
+        self.parts.exchange.weights.clip_norm = 0.0
 
     def close(self) -> None:
         """End the threads that read."""

@@ -72,7 +72,7 @@ def bench_allreduce(
 
 @bench.command("codec")
 def bench_codec(
-    size: Annotated[int, typer.Option(min=1, help="Elements of the array.")] = 2**24,
+    size: Annotated[int, typer.Option(min=1, help="Values to draw.")] = 2**24,
     repeats: Annotated[int, typer.Option(min=1, help="Rounds; medians are shown.")] = 9,
     codecs: Annotated[
         list[str] | None,
@@ -84,12 +84,21 @@ def bench_codec(
         ),
     ] = None,
     sources: Annotated[
-        list[str] | None, typer.Option("--source", help="gaussian or laplace; both where left out; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--source",
+            help="gaussian or laplace, both where left out; or a TOML file: gradients of its model, trained on one "
+            "rank. May be repeated.",
+        ),
     ] = None,
+    step: Annotated[
+        int | None, typer.Option(min=1, help="Whose gradient is captured from a TOML file; the 100th where left out.")
+    ] = None,
+    overrides: Set = None,
     json: Json = None,
 ) -> None:
     """Measure bits, noise, distance from Shannon's bound, and the speed of codecs beside memcpy of the same array."""
-    call("bench-codec", size, repeats, json, codecs or [], sources or [])
+    call("bench-codec", size, repeats, json, codecs or [], sources or [], overrides=overrides or [], step=step)
 
 
 @bench.command("convergence")

@@ -26,7 +26,7 @@ COMMANDS = {
     "reference": "mpitrain.config.reference",
     "reference-topology": "mpitrain.topology.reference",
     "bench-allreduce": "mpitrain.cli.allreduce",
-    "bench-codec": "mpitrain.bench.codec",
+    "bench-codec": "mpitrain.cli.codec",
     "bench-convergence": "mpitrain.bench.convergence",
     "bench-pipeline": "mpitrain.bench.pipeline",
     "bench-relay": "mpitrain.bench.relay",
@@ -103,12 +103,12 @@ Json = Annotated[
 def call(command: str, *args: object, **options: object) -> None:
     """Import the module of a command and run it."""
     if command in NEEDS_MPI:
-        _load_mpi()
+        load_mpi()
     main = cast(Callable[..., int | None], importlib.import_module(COMMANDS[command]).main)
     raise typer.Exit(main(*args, **options) or 0)
 
 
-def _load_mpi() -> None:
+def load_mpi() -> None:
     """Load MPI before the modules that use it, so that it does not start by itself; say what to do without it."""
     try:
         importlib.import_module("mpitrain.comm.runtime")

@@ -192,13 +192,23 @@ def evaluate(
 
 @app.command()
 def report(
-    folders: Annotated[list[Path], typer.Argument(help="Run folders; several are compared.", metavar="RUN…")],
+    paths: Annotated[
+        list[Path],
+        typer.Argument(
+            help="Run folders; several are compared. And files of bench codec --json: rate and distortion.",
+            metavar="RUN|FILE…",
+        ),
+    ],
     output: Annotated[
-        Path | None, typer.Option(help="HTML file; report.html in the first run folder where left out.", metavar="FILE")
+        Path | None,
+        typer.Option(
+            help="HTML file; report.html in the first run folder where left out, else beside the first file.",
+            metavar="FILE",
+        ),
     ] = None,
 ) -> None:
     """Sum up runs, and draw them into one HTML file; needs no MPI."""
-    call("report", folders, output)
+    call("report", paths, output)
 
 
 @app.command()

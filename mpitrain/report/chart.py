@@ -4,12 +4,17 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from html import escape
+from itertools import pairwise
 from typing import TypeVar
 
-from mpitrain.report.axis import Axis, make_axis
+from mpitrain.report.axis import Axis, linear_ticks, make_axis
+from mpitrain.report.labels import ABOVE, Box, Label, Name, place_labels
 
 WIDTH, HEIGHT = 720, 300
 LEFT, RIGHT, TOP, BOTTOM = 66, 704, 12, 256
+TALL = 180
+"""By how much a picture of points is taller than one of lines: names need room."""
+
 BAR_LEFT, BAR_RIGHT = 150, 640
 ROW = 20
 """Height of a bar with its gap."""
@@ -55,14 +60,78 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, *, zero: bool 
     ys = [y for line in lines for _, y in line.points] + [y for line in lines for row in line.band for y in row[1:]]
     x = make_axis(xs, LEFT, RIGHT, zero=True, least=1.0 if x_label == "step" else 0.0)
     y = make_axis(ys, BOTTOM, TOP, zero=zero, log=not zero)
-    parts = [*_grid(x, y), _text(RIGHT, BOTTOM + 36, x_label, "end")]
-    parts.append(
-        f'<text class="axis" transform="translate(14 {(TOP + BOTTOM) / 2:g}) rotate(-90)" text-anchor="middle">'
-        f"{escape(y_label + (' (log)' if y.log else ''))}</text>"
-    )
+    parts = [*_grid(x, y), *_axis_names(x, y, x_label, y_label)]
     parts += [_band(line, x, y) for line in lines if line.band]
     parts += [_curve(line, x, y) for line in lines]
     return _svg(f"{y_label} over {x_label}", HEIGHT, parts)
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A point with a name."""
+
+    name: str
+    x: float
+    y: float
+
+
+def point_chart(marks: Sequence[Mark], lines: Sequence[Line], x_label: str, y_label: str) -> tuple[str, list[str]]:
+    """Draw points with their names beside lines, both axes from 0 on.
+
+    Returns
+    -------
+    picture : str
+    unnamed : list of str
+        Names for which there was no room.
+    """
+    places = [(mark.x, mark.y) for mark in marks] + [place for line in lines for place in line.points]
+    xs, ys = zip(*places, strict=True)
+    x = Axis(linear_ticks(min(0.0, *xs), max(xs), wanted=9), LEFT, RIGHT)
+    y = Axis(linear_ticks(min(0.0, *ys), max(ys), wanted=8), BOTTOM + TALL, TOP)
+    curves = [[(x.place(a), y.place(b)) for a, b in line.points] for line in lines]
+    # From the left: there, where rates are low, points lie closest. A line is named at its middle, as there is room.
+    ordered = sorted(marks, key=lambda mark: (mark.x, mark.y))
+    names = [Name(mark.name, (x.place(mark.x), y.place(mark.y))) for mark in ordered]
+    names += [Name(line.name, _middle(curve), ABOVE) for line, curve in zip(lines, curves, strict=True)]
+    labels = place_labels(names, curves, Box(LEFT, TOP, RIGHT, BOTTOM + TALL))
+    parts = [*_grid(x, y), *_axis_names(x, y, x_label, y_label), *(_curve(line, x, y) for line in lines)]
+    for mark, name in zip(ordered, names, strict=False):
+        note = escape(f"{mark.name}: {mark.y:.4g} {y_label} at {mark.x:.4g} {x_label}")
+        left, top = name.of
+        parts.append(f'<circle class="c0" cx="{left:.1f}" cy="{top:.1f}" r="3.5"><title>{note}</title></circle>')
+    parts += [_label(label) for label in labels if label]
+    unnamed = [name.text for name, label in zip(names, labels, strict=True) if not label]
+    return _svg(f"{y_label} over {x_label}", HEIGHT + TALL, parts), unnamed
+
+
+def _middle(curve: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """Return a place half-way between the ends of a rising curve, as far as x goes."""
+    half = (curve[0][0] + curve[-1][0]) / 2
+    for (a, b), (c, d) in pairwise(curve):
+        if a <= half <= c and a < c:
+            return half, b + (half - a) / (c - a) * (d - b)
+    return curve[0]
+
+
+def _label(label: Label) -> str:
+    """Write a name from the side on which its point lies, so that other fonts change the far end only."""
+    box, (x, _) = label.box, label.of
+    centre = (box.left + box.right) / 2
+    anchor = "middle" if abs(centre - x) < 1 else "start" if centre > x else "end"
+    at = {"middle": centre, "start": box.left, "end": box.right}[anchor]
+    text = _text(at, box.bottom - 3, label.text, anchor, "name")
+    if label.leader:
+        (a, b), (c, d) = label.leader
+        text = f'<path class="leader" d="M{a:.1f} {b:.1f}L{c:.1f} {d:.1f}"/>' + text
+    return text
+
+
+def _axis_names(x: Axis, y: Axis, x_label: str, y_label: str) -> list[str]:
+    return [
+        _text(x.end, y.start + 36, x_label, "end"),
+        f'<text class="axis" transform="translate(14 {(y.start + y.end) / 2:g}) rotate(-90)" text-anchor="middle">'
+        f"{escape(y_label + (' (log)' if y.log else ''))}</text>",
+    ]
 
 
 def _grid(x: Axis, y: Axis) -> list[str]:
@@ -70,7 +139,7 @@ def _grid(x: Axis, y: Axis) -> list[str]:
     for tick, label in zip(x.ticks, x.labels(), strict=True):
         place = x.place(tick)
         parts.append(
-            f'<path class="grid" d="M{place:.1f} {TOP}V{BOTTOM}"/>' + _text(place, BOTTOM + 17, label, "middle")
+            f'<path class="grid" d="M{place:.1f} {y.end:g}V{y.start:g}"/>' + _text(place, y.start + 17, label, "middle")
         )
     for tick, label in zip(y.ticks, y.labels(), strict=True):
         place = y.place(tick)

@@ -6,6 +6,7 @@ from pathlib import Path
 from mpitrain.errors import ConfigError
 from mpitrain.report.facts import terminal_table
 from mpitrain.report.page import page
+from mpitrain.report.rates import RateFile, read_rates
 from mpitrain.report.read import printable, read_runs
 from mpitrain.train.runfolder import REPORT
 
@@ -14,22 +15,35 @@ bytes sent: payload and headers, by all ranks together
 vs float32: gradients beside an uncompressed float32 ring, without headers"""
 
 
-def main(folders: list[Path], output: Path | None) -> int:
-    """Sum up runs, and draw them into ``output`` (report.html in the first run's folder where left out)."""
+def main(paths: list[Path], output: Path | None) -> int:
+    """Sum up runs and records of codecs, and draw them into ``output``.
+
+    Where it is left out: report.html in the first run's folder, or the first file of records with the suffix .html.
+    """
+    files = [path for path in paths if path.is_file()]
+    folders = [path for path in paths if path not in files]
     try:
-        runs = read_runs(folders)
-        path = output or folders[0] / REPORT
-        _write(path, page(runs))
+        runs, measured = read_runs(folders), _read_files(files)
+        path = output or (folders[0] / REPORT if folders else files[0].with_suffix(".html"))
+        _write(path, page(runs, measured), files)
     except ConfigError as error:
         print(f"mpitrain: {error}", file=sys.stderr)
         return int(error.exit_code)
-    lines = [terminal_table(runs), "", LEGEND, ""]
+    lines = [terminal_table(runs), "", LEGEND, ""] if runs else []
     lines += [f"{run.name}: {text}" for run in runs for text in run.missing]
     _print("\n".join([*lines, f"report: {printable(str(path))}"]))
     return 0
 
 
-def _write(path: Path, text: str) -> None:
+def _read_files(files: list[Path]) -> list[RateFile]:
+    if len({path.resolve() for path in files}) < len(files):
+        raise ConfigError("report: a file of records is given twice; give each once")
+    return [read_rates(path) for path in files]
+
+
+def _write(path: Path, text: str, sources: list[Path]) -> None:
+    if path.resolve() in [source.resolve() for source in sources]:
+        raise ConfigError(f"report: {printable(str(path))} holds the records; name another file with --output")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")

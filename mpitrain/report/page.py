@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from mpitrain.report.facts import differences, fact_table
+from mpitrain.report.rates import RateFile, rates
 from mpitrain.report.read import Run
 from mpitrain.report.sections import figure, learning, timelines, times, traffic
 from mpitrain.report.staleness import staleness
@@ -28,7 +29,9 @@ ul.legend{list-style:none;padding:0;margin:0;display:flex;flex-wrap:wrap;gap:2px
 pre{font-size:.8em;overflow-x:auto}summary{cursor:pointer}
 .grid{stroke:var(--rule);fill:none}text{font:12px system-ui,sans-serif;fill:var(--ink)}.inside{fill:#fff;font-size:11px}
 .line{fill:none;stroke:var(--c);stroke-width:2;stroke-linejoin:round}.band{fill:var(--c);opacity:.16}
-circle{fill:var(--c)}.yardstick{--c:var(--pale);stroke-width:1.2;stroke-dasharray:2 3}
+circle{fill:var(--c)}.leader{stroke:var(--pale);stroke-width:.8;fill:none}
+.name{paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}
+.yardstick{--c:var(--pale);stroke-width:1.2;stroke-dasharray:2 3}
 .c0{--c:var(--c0)}.c1{--c:var(--c1)}.c2{--c:var(--c2)}.c3{--c:var(--c3)}.c4{--c:var(--c4)}.c5{--c:var(--c5)}
 .line.d1{stroke-dasharray:8 4}.line.d2{stroke-dasharray:2 3}.line.d3{stroke-dasharray:9 3 2 3}
 .a-compute,.a-backward{fill:#0072b2}.a-forward{fill:#4c9bd6}.a-read{fill:#9a7400}.a-update{fill:#a3427a}
@@ -40,19 +43,24 @@ CLOSED = "default-src 'none'; style-src 'unsafe-inline'"
 """The browser itself refuses whatever this page might ask from a network."""
 
 
-def page(runs: Sequence[Run]) -> str:
-    """Write the page."""
-    title = "Training report: " + ", ".join(run.name for run in runs)
-    names = [run.name for run in runs]
-    parts = [f"<h1>{escape(title)}</h1>", column_table(names, fact_table(runs), ""), _missing(runs)]
-    parts += [*learning(runs), traffic(runs), times(runs), *staleness(runs), *timelines(runs)]
-    parts.append(_settings(runs, names))
+def page(runs: Sequence[Run], files: Sequence[RateFile] = ()) -> str:
+    """Write the page: runs, and what was measured of codecs."""
+    title = "Training report: " if runs else "Codecs: "
+    title += ", ".join([*(run.name for run in runs), *(file.name for file in files)])
+    parts = [f"<h1>{escape(title)}</h1>", *(_told(runs) if runs else []), *rates(files)]
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{CLOSED}">'
         f"<title>{escape(title)}</title><style>{STYLE}</style>"
     )
     return f'<!DOCTYPE html>\n<html lang="en"><head>{head}</head>\n<body>\n' + "\n".join(parts) + "\n</body></html>\n"
+
+
+def _told(runs: Sequence[Run]) -> list[str]:
+    names = [run.name for run in runs]
+    parts = [column_table(names, fact_table(runs), ""), _missing(runs)]
+    parts += [*learning(runs), traffic(runs), times(runs), *staleness(runs), *timelines(runs)]
+    return [*parts, _settings(runs, names)]
 
 
 def _missing(runs: Sequence[Run]) -> str:

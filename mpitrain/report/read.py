@@ -106,7 +106,7 @@ def read_run(folder: Path, name: str) -> Run:
     if not any(os.path.isfile(folder / file) for file in (METRICS, SUMMARY)):
         raise ConfigError(
             f"report: {printable(str(folder))} holds no run: neither {METRICS} nor {SUMMARY}; give the run.folder of a "
-            "training"
+            "training, or a file of mpitrain bench codec --json"
         )
     run = Run(name)
     _read_rows(run, folder / METRICS)

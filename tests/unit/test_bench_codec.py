@@ -8,13 +8,15 @@ import numpy as np
 import pytest
 
 from mpitrain.bench import codec as bench
+from mpitrain.bench.captured import capture
+from mpitrain.bench.sources import DRAWN
 from mpitrain.cli.main import run
 from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.config.codec_names import kind_of
 
 FIELDS = (
-    "codec source bits_per_value snr_db shannon_gap_bits gaussian_gap_bits encode_GBps decode_add_GBps memcpy_GBps "
-    "encode_ratio decode_add_ratio"
+    "codec source values bits_per_value snr_db shannon_gap_bits gaussian_gap_bits encode_GBps decode_add_GBps "
+    "memcpy_GBps encode_ratio decode_add_ratio"
 )
 SIZE = 2**14
 
@@ -35,7 +37,7 @@ def measured(tmp_path, capsys, command):
     def call(*options):
         path = tmp_path / "codec.json"
         assert command(f"--size={SIZE}", "--repeats=1", f"--json={path}", *options) == 0
-        assert "one thread, median of 1" in capsys.readouterr().out
+        assert "One thread, median of 1" in capsys.readouterr().out
         return {(record["codec"], record["source"]): record for record in json.loads(path.read_text())}
 
     return call
@@ -88,7 +90,7 @@ def test_one_source(measured):
 
 def test_laplacian_values_are_laplacian():
     x = np.empty(2**16, np.float32)
-    bench.SOURCES["laplace"][0](np.random.default_rng(1), x)
+    DRAWN["laplace"][0](np.random.default_rng(1), x)
     assert abs(x.mean()) < 0.02
     assert np.mean(x**2) == pytest.approx(2, rel=0.03)
     assert np.mean(np.abs(x)) == pytest.approx(1, rel=0.02)
@@ -103,9 +105,100 @@ def test_laplacian_values_are_laplacian():
         (["--codec", "int8:all"], "expected CODEC, or one of stochastic, residual, delta behind it, got 'all'"),
         (["--codec", "fp16:stochastic"], "bench: --codec fp16:stochastic: stochastic rounding needs one of int8, int4"),
         (["--codec", "raw:residual"], 'exchange.memory = "residual" has no error to remember'),
-        (["--source", "uniform"], "bench: --source: expected one of gaussian, laplace, got 'uniform'"),
+        (
+            ["--source", "uniform"],
+            "bench: --source: expected gaussian, laplace or a configuration (*.toml), got 'uniform'",
+        ),
     ],
 )
 def test_refusals(command, capsys, options, told):
     assert command("--size=10", *options) == 2
     assert told in capsys.readouterr().err
+
+
+CONFIG = """
+[model]
+kind = "mlp"
+hidden = [64, 48]
+[data]
+kind = "stations"
+window = 8
+stations = 4
+[train]
+steps = 3
+batch_size = 16
+clip_norm = 1e-3
+[exchange]
+codec = "int8"
+warmup_steps = 2
+[[exchange.rule]]
+match = "*"
+codec = "int4"
+"""
+
+
+@pytest.fixture
+def config(tmp_path):
+    def write(more=""):
+        path = tmp_path / "own.toml"
+        path.write_text(CONFIG + more)
+        return path
+
+    return write
+
+
+def test_gradients_of_a_model(measured, config):
+    """Of raw, there are all large tensors, 4 bytes a value, and a header a message."""
+    records = measured("--source", str(config()), "--step=2", "--codec=raw", "--codec=int8", "--codec=int8:delta")
+    assert list(records) == [(name, "own") for name in ("raw", "int8", "int8:delta")]
+    raw, int8, delta = records.values()
+    values = raw["values"]
+    messages = round((raw["bits_per_value"] - 32) * values / 128)
+    assert values > 1024
+    assert values % 16 == 0
+    assert messages >= 1
+    assert raw["bits_per_value"] == pytest.approx(32 + messages * 128 / values, abs=1e-9)
+    assert 8 < int8["bits_per_value"] < delta["bits_per_value"] < 9
+    assert int8["snr_db"] > 35
+    assert int8["shannon_gap_bits"] >= int8["gaussian_gap_bits"]
+    assert int8["gaussian_gap_bits"] == pytest.approx(int8["bits_per_value"] - int8["snr_db"] * math.log2(10) / 20)
+
+
+def test_what_is_captured_is_the_gradient_itself(config):
+    """Before clipping to 0.001, of the weights of that step, whatever the exchange would have made of it."""
+    path = config()
+    first, second, again = (capture(path, [], step).values for step in (1, 2, 2))
+    assert np.linalg.norm(second) > 0.01
+    assert np.array_equal(second, again)
+    assert not np.array_equal(first, second)
+    for others in (["exchange.codec=sign", "parallel.pp=2"], ["exchange.when=server", "exchange.warmup_steps=0"]):
+        assert np.array_equal(second, capture(path, others, 2).values)
+    smaller = capture(path, ["exchange.bucket_mb=0.004"], 2)
+    assert np.array_equal(second, smaller.values)
+    assert len(smaller.messages) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "code", "told"),
+    [
+        (["--step=4"], 2, "bench: --step 4, but {path} trains for 3 steps; take an earlier one, or set train.steps"),
+        (
+            ["--set", "train.init=old", "--step=1"],
+            2,
+            'train.init = "old", but gradients are captured from the first steps',
+        ),
+        (["--set", "train.stepz=4"], 2, "stepz"),
+        (["--set", "model.hidden=[2]", "--step=1"], 2, "own has no tensor that a codec would serve, all are small"),
+        (["--set", "data.kind=windows", "--set=data.path=none.npz", "--step=1"], 3, "none.npz"),
+    ],
+)
+def test_a_model_whose_gradients_cannot_be_had(command, capsys, config, options, code, told):
+    path = config()
+    assert command("--source", str(path), *options) == code
+    assert told.format(path=path) in capsys.readouterr().err
+
+
+def test_under_a_launcher_nothing_is_captured(command, capsys, config, monkeypatch):
+    monkeypatch.setattr("mpitrain.bench.captured.hinted_size", lambda: ("OMPI_COMM_WORLD_SIZE", 2))
+    assert command("--source", str(config())) == 5
+    assert "bench codec: start it without a launcher" in capsys.readouterr().err

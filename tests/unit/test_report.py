@@ -322,7 +322,7 @@ def test_the_table_fits_80_columns(tmp_path):
     assert "10.0x more" in lines[1]
 
 
-@pytest.mark.parametrize("make", [lambda path: None, Path.mkdir, Path.touch])
+@pytest.mark.parametrize("make", [lambda path: None, Path.mkdir])
 def test_a_folder_without_a_run_is_refused(tmp_path, capsys, make):
     make(tmp_path / "run")
     assert main([tmp_path / "run"], None) == ExitCode.CONFIG
