@@ -1,4 +1,4 @@
-"""bf16, int2 and sign: golden bytes, bounds of the error, damage, and error feedback where they alone fail."""
+"""bf16, int2 and sign: golden bytes, bounds of the error, and damage."""
 
 import itertools
 
@@ -8,7 +8,6 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mpitrain.codecs.memory import SENDERS
 from mpitrain.codecs.registry import make_codec
 from mpitrain.errors import CodecError
 from tests.reference import quantizers
@@ -339,68 +338,3 @@ def test_mutations_raise_or_stay_bounded(name):
         else:
             assert (np.abs(out) <= quantizers.from_bf16(PATTERNS[0x7F7F])).all()
     assert 500 < refused < 2000
-
-
-# Error feedback, where a coarse codec alone fails.
-
-
-def sent(memory, x):
-    """Return what the other end decodes."""
-    wire, decoded = np.zeros(memory.max_nbytes(x.size), np.uint8), np.empty_like(x)
-    assert memory.encode(x, wire, decoded, key=0, first=0)[1] == 0
-    memory.commit()
-    return decoded
-
-
-@pytest.mark.parametrize("name", PLANAR)
-def test_least_squares_where_signs_stall(name):
-    """One sample at a time, all of whose gradients have the signs (1, -1) or (-1, 1) (Karimireddy 2019).
-
-    Every step then keeps the sum of both weights, which is 2 at first and 0 at the solution.
-    """
-    samples = np.array([[1.1, -0.9], [-0.9, 1.1]])
-    found = {}
-    for memory in ("none", "residual"):
-        sender, weights = SENDERS[memory](make_codec(name, np.float64), 2), np.ones(2)
-        for step in range(3000):
-            row = samples[step % 2]
-            weights -= 0.05 * sent(sender, 2 * (row @ weights) * row)
-        found[memory] = weights
-    assert found["none"].sum() == pytest.approx(2, abs=1e-9)
-    assert np.abs(found["residual"]).max() < 0.01
-
-
-@pytest.mark.parametrize(("name", "stalls"), [("sign", 0.5), ("int2", 0.3)])
-def test_least_squares_of_different_workers(name, stalls):
-    """Where the workers' gradients cancel but do not vanish, what each one's rounding loses is the whole signal."""
-    rng, size, workers = np.random.default_rng(0), 256, 3
-    matrices = rng.standard_normal((workers, size, size)) / np.sqrt(size) + np.eye(size)
-    targets = 3 * rng.standard_normal((workers, size))
-    curvature = sum(a.T @ a for a in matrices)
-    solution = np.linalg.solve(curvature, sum(a.T @ b for a, b in zip(matrices, targets, strict=True)))
-    rate = 0.3 / np.linalg.eigvalsh(curvature)[-1]
-    distance = {}
-    for memory in ("none", "residual"):
-        senders = [SENDERS[memory](make_codec(name, np.float64), size) for _ in range(workers)]
-        weights = np.zeros(size)
-        for step in range(600):
-            pairs = zip(senders, matrices, targets, strict=True)
-            weights -= rate / (1 + step / 100) * sum(sent(s, a.T @ (a @ weights - b)) for s, a, b in pairs)
-        distance[memory] = np.linalg.norm(weights - solution) / np.linalg.norm(solution)
-    assert distance["none"] > stalls
-    assert distance["residual"] < distance["none"] / 20
-
-
-@pytest.mark.parametrize("dtype", ["f4", "f8"])
-@pytest.mark.parametrize(("name", "bound"), [("bf16", 0.02), ("int2", 4), ("sign", 8)])
-def test_residual_loses_nothing(name, bound, dtype):
-    """The sum of what was decoded plus the residual is the sum of what was sent."""
-    rng, sender = np.random.default_rng(2), SENDERS["residual"](make_codec(name, dtype), 300)
-    inputs, outputs = np.zeros(300), np.zeros(300)
-    for _ in range(300):
-        x = rng.standard_normal(300).astype(dtype)
-        inputs += x
-        outputs += sent(sender, x)
-    residual = sender.states()["residual"].current
-    assert np.abs(outputs + residual - inputs).max() <= 300 * 16 * np.finfo(dtype).eps
-    assert 0 < np.abs(residual).max() <= bound

@@ -8,7 +8,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from mpitrain.codecs.memory import NoMemory, ResidualSender
 from mpitrain.codecs.registry import make_codec
 from mpitrain.codecs.topk import SAMPLED_FROM, TopK
 from mpitrain.errors import CodecError
@@ -316,43 +315,3 @@ def test_the_share_is_positive():
     with pytest.raises(ValueError, match="one value in 1 or more, got 0"):
         TopK(one_in=0)
     assert make_codec("topk").one_in == 100
-
-
-# Three nodes that send one of three values (Beznosikov 2020): alone it diverges, with either feedback it converges.
-
-SLOPES = np.array([[-3.0, 2, 2], [2, -3, 2], [2, 2, -3]])
-
-
-def gradients(x):
-    """Of f_i(x) = <a_i, x>^2 + |x|^2 / 4; together their minimum is at 0."""
-    return 2 * (SLOPES @ x)[:, None] * SLOPES + x / 2
-
-
-def send(sender, vector):
-    wire, decoded = np.zeros(sender.max_nbytes(3), np.uint8), np.zeros(3)
-    _, nonfinite = sender.encode(vector, wire, decoded, key=0, first=0)
-    assert nonfinite == 0
-    sender.commit()
-    return decoded
-
-
-def descend(kind, steps, rate=0.01):
-    """Return the norm of the mean gradient after so many steps from (1, 1, 1)."""
-    x, codec = np.ones(3), TopK(np.float64, 3)
-    senders = [(ResidualSender if kind == "EF14" else NoMemory)(codec, 3) for _ in range(3)]
-    known = gradients(x)
-    for _ in range(steps):
-        if kind == "EF21":
-            x = x - rate * known.mean(axis=0)
-            known += [send(s, g) for s, g in zip(senders, gradients(x) - known, strict=True)]
-        else:
-            x = x - rate * np.mean([send(s, g) for s, g in zip(senders, gradients(x), strict=True)], axis=0)
-    return float(np.linalg.norm(gradients(x).mean(axis=0)))
-
-
-def test_the_largest_value_alone_diverges_and_feedback_converges():
-    start = np.linalg.norm(gradients(np.ones(3)).mean(axis=0))
-    assert descend("alone", 300) > 100 * start
-    for feedback in ("EF14", "EF21"):
-        assert descend(feedback, 300) < start / 20
-        assert descend(feedback, 400, rate=0.05) < 1e-10
