@@ -79,6 +79,32 @@ def adamw(
 
 
 @kernel
+def momentum_of(grad: Vector, past: Vector, following: Vector, beta: Scalar, share: Scalar) -> None:
+    """Write ``beta·past + share·grad`` into ``following``, and into ``grad`` itself."""
+    for i in range(grad.size):
+        m = beta * past[i] + share * grad[i]
+        following[i] = m
+        grad[i] = m
+
+
+@kernel
+def take_roots(second: Vector, least: Scalar, correction: Scalar) -> None:
+    """Replace second moments, none below ``least``, by their roots times ``correction``."""
+    for i in range(second.size):
+        second[i] = sqrt(max(second[i], least)) * correction
+
+
+@kernel
+def frozen_adamw(
+    param: Vector, moment: Vector, first: Vector, root: Vector, rate: Scalar, eps: Scalar, keep: Scalar
+) -> None:
+    """Update ``param`` by a first moment, which becomes ``first``, over a root of the second one that stays."""
+    for i in range(param.size):
+        first[i] = moment[i]
+        param[i] = param[i] * keep - rate * moment[i] / (root[i] + eps)
+
+
+@kernel
 def outer_nesterov(param: Vector, change: Vector, momentum: Vector, rest: Scalar, beta: Scalar, ahead: Scalar) -> None:
     """Move the mean of the replicas' weights on (DiLoCo: Douillard et al., 2023).
 

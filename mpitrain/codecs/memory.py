@@ -11,7 +11,7 @@ delta      d = C(x - a r); r becomes a r + d           r                 r
 ``residual`` is error feedback (Seide 2014; Karimireddy 2019): what rounding lost is added next time, so errors do not
 accumulate. ``delta`` is closed-loop difference coding (DPCM): both ends predict the vector from the last decoded one,
 with a factor ``a`` in fifteenths that is fitted per block of 128 and sent as four bits; it falls to 0 where the past
-does not help.
+does not help. With codecs that lose most of a value ``a`` is 1 (EF21).
 
 A vector may travel in parts, each encoded and decoded on its own: a part takes its place in the states, which are those
 of the whole vector.
@@ -26,7 +26,8 @@ import numpy.typing as npt
 
 from mpitrain.arrays import Bytes, Floats, aligned_empty, aligned_zeros
 from mpitrain.codecs.base import Codec
-from mpitrain.codecs.prediction import Prediction, factor_nbytes
+from mpitrain.codecs.prediction import LastValue, Prediction, difference_nbytes
+from mpitrain.config.codec_names import is_coarse
 
 
 class DoubleBuffer:
@@ -177,11 +178,11 @@ class Delta(Memory):
     def __init__(self, codec: Codec, size: int) -> None:
         super().__init__(codec, size)
         self.reference = DoubleBuffer(size, codec.dtype)
-        self._prediction = Prediction(codec, size)
+        self._prediction = LastValue(codec) if is_coarse(codec.wire_id) else Prediction(codec, size)
 
     def max_nbytes(self, size: int) -> int:
-        """Return the codec's bound and the factors."""
-        return super().max_nbytes(size) + factor_nbytes(size)
+        """Return the codec's bound and that of the factors."""
+        return super().max_nbytes(size) + difference_nbytes(self.codec, size)
 
     def encode(
         self, x: Floats, wire: Bytes, decoded: Floats | None, *, key: int, first: int, at: int = 0

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mpitrain.codecs.base import Codec
-from mpitrain.codecs.prediction import factor_nbytes
+from mpitrain.codecs.prediction import difference_nbytes
 from mpitrain.collectives.segments import cut
 from mpitrain.comm.frame import HEADER_BYTES
 from mpitrain.partition import chunk_bounds, server_bounds
@@ -37,7 +37,7 @@ class Sent:
 
 def payload_nbytes(codec: Codec, memory: str, size: int) -> int:
     """Count the bytes of an ordinary vector of ``size`` elements; ``delta`` adds its factors."""
-    return codec.nbytes(size) + (factor_nbytes(size) if memory == "delta" else 0)
+    return codec.nbytes(size) + (difference_nbytes(codec, size) if memory == "delta" else 0)
 
 
 def sent_for_vector(codec: Codec, memory: str, size: int) -> Sent:

@@ -13,6 +13,7 @@ from mpitrain.config.schema import (
     ExchangeConfig,
     MemoryName,
     ModelConfig,
+    OptimConfig,
     ParallelConfig,
     RunConfig,
 )
@@ -20,7 +21,9 @@ from mpitrain.errors import ConfigError, count
 from mpitrain.partition import split_widths, tensor_refusal
 
 
-def refusal(collective: str, codec: str, memory: str, rounding: str = "nearest") -> str | None:
+def refusal(
+    collective: str, codec: str, memory: str, rounding: str = "nearest", signal: str = "gradient"
+) -> str | None:
     """Say why a combination of answers is refused, or None where it works."""
     if collective == "native" and codec != "raw":
         return (
@@ -29,10 +32,10 @@ def refusal(collective: str, codec: str, memory: str, rounding: str = "nearest")
         )
     if codec == "raw" and memory != "none":
         return f'exchange.memory = "{memory}" has no error to remember with codec "raw"; set memory = "none"'
-    if memory == "delta" and is_coarse(codec):
+    if memory == "delta" and is_coarse(codec) and (collective, signal) != ("direct", "momentum"):
         return (
-            f'exchange.memory = "delta" fits to every block how much of the past counts, which loses the feedback '
-            f'that codec "{codec}" needs; set memory = "residual"'
+            f'exchange.memory = "delta" with codec "{codec}" comes near only where what travels changes slowly and '
+            'goes straight to its owner; set memory = "residual", or signal = "momentum" and collective = "direct"'
         )
     if rounding == "stochastic" and not rounds_at_random(codec):
         able = " or ".join(f'"{name}"' for name, kind in KINDS.items() if kind.stochastic)
@@ -100,7 +103,7 @@ READ_BY: dict[str, dict[object, str]] = {
     "parallel.schedule": {"1f1b": "", "afab": "", "interleaved": "chunks"},
     "parallel.memory": {"none": "", "delta": "reference_mb"},
     "exchange.when": {
-        "sync": "collective segment_kb warmup_steps raw_last_steps reset_every",
+        "sync": "collective segment_kb signal warmup_steps raw_last_steps reset_every",
         "local": "collective segment_kb h outer_lr outer_momentum fragments delay merge",
         "server": f"mode server_codec {MODES} dc_strength dc_decay optim.lr_scale",
     },
@@ -168,6 +171,7 @@ def check_consistency(config: Config) -> None:
         parse_flag(text)
     for reasons in (
         _of_exchange(config.exchange),
+        _of_signal(config.exchange, config.optim),
         _of_servers(config.exchange, config.parallel),
         _of_model(config.model, config.data),
         _of_pipeline(config.parallel),
@@ -183,13 +187,17 @@ def _of_exchange(exchange: ExchangeConfig) -> Iterator[str]:
     memory = "none" if exchange.codec == "raw" and _is_lossy(exchange) else memory_of(exchange)
     collective = "direct" if exchange.when == "server" else exchange.collective  # servers read no collective
     yield from _of_factors(exchange)
-    if not rank_of(exchange.codec) and (reason := refusal(collective, exchange.codec, memory, exchange.rounding)):
+    if not rank_of(exchange.codec) and (
+        reason := refusal(collective, exchange.codec, memory, exchange.rounding, exchange.signal)
+    ):
         yield reason
     rules = [rule for rule in exchange.rule if rule.codec != "raw" and not rank_of(rule.codec)]
     if collective == "native" and rules:
         yield f'exchange.rule: collective "native" carries codec "raw" only, got "{rules[0].codec}"'
     for number, rule in enumerate(exchange.rule):
-        if rule.codec != "raw" and (reason := refusal("direct", rule.codec, memory_of(exchange))):
+        if rule.codec != "raw" and (
+            reason := refusal("direct", rule.codec, memory_of(exchange), signal=exchange.signal)
+        ):
             yield f"exchange.rule[{number}]: {reason}"
 
     yield from _of_phases(exchange)
@@ -237,6 +245,29 @@ def _of_phases(exchange: ExchangeConfig) -> Iterator[str]:
         yield (
             f"exchange.reset_every = {exchange.reset_every} zeroes residuals, but exchange.memory = "
             f'"{memory_of(exchange)}" has none; set exchange.memory = "residual" or exchange.reset_every = 0'
+        )
+
+
+def _of_signal(exchange: ExchangeConfig, optim: OptimConfig) -> Iterator[str]:
+    """Refuse what a momentum that travels cannot do."""
+    if exchange.signal == "gradient":
+        return
+    if exchange.when != "sync":
+        yield (
+            f'exchange.signal = "momentum" is for exchanges at every step, but exchange.when = "{exchange.when}"; '
+            'set exchange.signal = "gradient"'
+        )
+    if optim.kind == "adamw" and not exchange.warmup_steps:
+        yield (
+            'exchange.signal = "momentum" with optim.kind = "adamw" freezes the second moment after '
+            "exchange.warmup_steps = 0 steps, which have taught it nothing; set exchange.warmup_steps to a tenth of "
+            'train.steps or more, or exchange.signal = "gradient"'
+        )
+    if optim.kind == "sgd" and (optim.nesterov or not optim.momentum):
+        what = "nesterov = true looks ahead by" if optim.nesterov else "momentum = 0 leaves no"
+        yield (
+            f'exchange.signal = "momentum", but optim.{what} the momentum that should travel; set optim.momentum = 0.9 '
+            'and optim.nesterov = false, or exchange.signal = "gradient"'
         )
 
 

@@ -70,12 +70,12 @@ class Sgd:
         scalar = params.flat.dtype.type
         rate, beta = scalar(lr), scalar(self.momentum)
         update = kernels.sgd_nesterov if self.nesterov else kernels.sgd_momentum
-        for spec, (param, grad, *buffers) in _ranges(params, grads, *state.buffers.values()):
-            keep = scalar(_keep(spec, lr, self.weight_decay))
+        for spec, (param, grad, *buffers) in ranges(params, grads, *state.buffers.values()):
+            share = scalar(keep(spec, lr, self.weight_decay))
             if buffers:
-                update(param, grad, buffers[0], rate, beta, keep)
+                update(param, grad, buffers[0], rate, beta, share)
             else:
-                kernels.sgd(param, grad, rate, keep)
+                kernels.sgd(param, grad, rate, share)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -110,17 +110,17 @@ class AdamW:
         decays = scalar(self.beta1), scalar(1 - self.beta1), scalar(self.beta2), scalar(1 - self.beta2)
         eps = scalar(self.eps)
         moments = state.buffers["first"], state.buffers["second"]
-        for spec, (param, grad, first, second) in _ranges(params, grads, *moments):
-            keep = scalar(_keep(spec, lr, self.weight_decay))
-            kernels.adamw(param, grad, first, second, rate, *decays, root_scale, eps, keep)
+        for spec, (param, grad, first, second) in ranges(params, grads, *moments):
+            share = scalar(keep(spec, lr, self.weight_decay))
+            kernels.adamw(param, grad, first, second, rate, *decays, root_scale, eps, share)
 
 
-def _keep(spec: ParamSpec, lr: float, weight_decay: float) -> float:
+def keep(spec: ParamSpec, lr: float, weight_decay: float) -> float:
     """Return the factor by which weight decay shrinks a tensor in one step."""
     return 1 - lr * weight_decay if spec.decay else 1.0
 
 
-def _ranges(*buffers: Params) -> list[tuple[ParamSpec, list[Floats]]]:
+def ranges(*buffers: Params) -> list[tuple[ParamSpec, list[Floats]]]:
     """List the tensors, in the order of the buffer, each with its flat range of every buffer."""
     segments = buffers[0].layout.segments.values()
     return [(s.spec, [buffer.flat[s.start : s.stop] for buffer in buffers]) for s in segments]

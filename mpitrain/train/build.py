@@ -40,6 +40,7 @@ from mpitrain.train.model import Part, input_dtype, make_part, make_small_model
 from mpitrain.train.outer import GlobalWeights
 from mpitrain.train.served import owned_layout, setting_of
 from mpitrain.train.serving import ServerExchange, WorkerExchange
+from mpitrain.train.signal import compile_signal, make_signal
 from mpitrain.train.weights import Weights, make_optimizer, make_weights
 
 
@@ -164,7 +165,7 @@ def build(
     _check_same_data(grid.world, dataset)
     known = learned or _learn(dataset, grid, config.data)
     agree(grid.world, lambda: _take_over(dataset, known, config.data))
-    optimizer = make_optimizer(config.optim)
+    optimizer = make_optimizer(config)
     first_on_node(grid.world, lambda: _compile(config, optimizer, dataset))
     transport = Transport(config.network.peer_timeout_s, int(config.network.max_message_mb * 1e6))
     parallel = config.parallel
@@ -227,7 +228,7 @@ def make_exchange(
         return LocalExchange(weights, common, config.train.steps, max_rejected=config.train.max_skips)
     kind = LowRankSums if factors(exchange) else BucketSums
     sums = kind(reducer, weights.grads, exchange, seed=seed, shared=shared.holders, steps=config.train.steps)
-    return SyncExchange(weights, sums, overlap=exchange.overlap)
+    return SyncExchange(weights, sums, make_signal(config, weights, grid.shape.dp), overlap=exchange.overlap)
 
 
 def _pipeline(
@@ -342,6 +343,8 @@ def _compile(config: Config, optimizer: Optimizer, dataset: Dataset) -> None:
     for name, memory, stochastic in sorted(_streams(config)):
         compile_kernels(make_codec(name, stochastic=stochastic), memory)
     params = Params(Layout([ParamSpec("x", (3,), decay=True)]))
+    if config.exchange.signal == "momentum":
+        compile_signal()
     optimizer.step(params, params.zeros_like(), optimizer.init(params), 0.0)
     if factors(config.exchange):
         compile_factors()

@@ -17,6 +17,7 @@ from mpitrain.params import Params
 from mpitrain.train.buckets import BucketSums
 from mpitrain.train.lowrank import LowRankSums
 from mpitrain.train.runfolder import Row
+from mpitrain.train.signal import Signal
 from mpitrain.train.weights import Weights
 
 
@@ -190,6 +191,8 @@ class SyncExchange(Exchange):
         Their gradients are replaced by the sums.
     sums : BucketSums or LowRankSums
         Of these gradients.
+    signal : Signal
+        What travels in their place.
     overlap : bool
         Whether buckets leave as soon as they are full.
     """
@@ -197,20 +200,23 @@ class SyncExchange(Exchange):
     unanimous = True
     replicates = True
 
-    def __init__(self, weights: Weights, sums: BucketSums | LowRankSums, *, overlap: bool) -> None:
+    def __init__(self, weights: Weights, sums: BucketSums | LowRankSums, signal: Signal, *, overlap: bool) -> None:
         super().__init__(weights)
         self.overlap = overlap
         self._sums = sums
+        self._signal = signal
         self._step = 0
 
     def begin(self, step: int) -> None:
         """Expect the gradients of a step."""
         self._step = step
+        self._signal.begin(step)
         self._sums.reducer.events = self.events
         self._sums.begin(step)
 
     def finished(self, names: Sequence[str]) -> None:
         """Start the buckets that are full now."""
+        self._signal.replace(names)
         self._sums.finished(names)
 
     def complete(self) -> Outcome:
@@ -222,8 +228,10 @@ class SyncExchange(Exchange):
         begin = time.perf_counter()
         if norm is None:
             self._sums.rollback()
+            self._signal.rollback()
         else:
             self._sums.commit()
+            self._signal.commit()
             self.weights.move(lr, norm)
         self.note("update", begin)
         return Outcome(norm, lr, traffic)
@@ -233,8 +241,14 @@ class SyncExchange(Exchange):
         return self._sums.not_finite()
 
     def state(self) -> dict[str, DoubleBuffer]:
-        """Name the memories of the sums."""
-        return self._sums.state()
+        """Name the memories of the sums, and of what travels."""
+        return self._sums.state() | self._signal.state()
+
+    def loaded(self, facts: Mapping[str, object], *, local: bool) -> None:
+        """Go on from what was loaded; what travels begins anew where this rank's past was not saved."""
+        super().loaded(facts, local=local)
+        if not local:
+            self._signal.renew()
 
     def references(self) -> list[DoubleBuffer]:
         """List what the sums remember beside their memories."""

@@ -274,7 +274,7 @@ class Costs:
 
     def _moments(self) -> int:
         """Count the buffers of the optimizer."""
-        return len(make_optimizer(self.config.optim).init(Params(Layout([]))).buffers)
+        return len(make_optimizer(self.config).init(Params(Layout([]))).buffers)
 
 
 def shapes(ranks: int, servers: int = 0) -> list[GridShape]:

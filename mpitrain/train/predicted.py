@@ -69,9 +69,11 @@ def predict_memories(
     for (codec, memory), size in _buckets(specs, config, held, dtype):
         elements = memory_elements(config.collective, memory, size, ranks, codec.block, servers=config.servers or 0)
         nbytes = [total + more * codec.dtype.itemsize for total, more in zip(nbytes, elements, strict=True)]
-    division = divide(Layout(list(specs), group_of(config, held)), config, held)
-    matrices = memory_nbytes(division, config, np.dtype(dtype).itemsize)
-    return [total + matrices for total in nbytes]
+    layout = Layout(list(specs), group_of(config, held))
+    common = memory_nbytes(divide(layout, config, held), config, np.dtype(dtype).itemsize)
+    if config.signal == "momentum":
+        common += 2 * layout.size * np.dtype(dtype).itemsize  # both halves
+    return [total + common for total in nbytes]
 
 
 def _buckets(

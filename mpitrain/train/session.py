@@ -47,6 +47,7 @@ FREE = (
     "exchange.reset_every = 0",
     "exchange.segment_kb",
     "exchange.servers = 0",
+    'exchange.signal = "gradient"',
     "exchange.warmup_steps = 0",
     "model.tied = false",
     'train.init = ""',

@@ -65,7 +65,7 @@ class Weights:
 
 def make_weights(config: Config, params: Params, grads: Params, shared: SharedTensors, axis: Axis) -> Weights:
     """Put together what a rank trains, with a new optimizer; ``axis`` as in `Weights`."""
-    optimizer = make_optimizer(config.optim)
+    optimizer = make_optimizer(config)
     return Weights(
         params,
         grads,
@@ -87,10 +87,12 @@ def counted_ranges(layout: Layout, shared: SharedTensors) -> list[tuple[int, int
     return [(segment.start, segment.stop) for segment in counted]
 
 
-def make_optimizer(optim: OptimConfig) -> Optimizer:
-    """Build the optimizer."""
+def make_optimizer(config: Config) -> Optimizer:
+    """Build the optimizer; where every rank has its own momentum, SGD has none beside it."""
+    optim = config.optim
     if optim.kind == "sgd":
-        return Sgd(momentum=optim.momentum, nesterov=optim.nesterov, weight_decay=optim.weight_decay)
+        momentum = optim.momentum if config.exchange.signal == "gradient" else 0.0
+        return Sgd(momentum=momentum, nesterov=optim.nesterov, weight_decay=optim.weight_decay)
     return AdamW(beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay)
 
 

@@ -30,3 +30,8 @@ def test_a_checkpoint_of_a_released_version_still_loads():
 @pytest.mark.parametrize("key", ["warmup_steps", "raw_last_steps", "reset_every"])
 def test_what_varies_with_the_step_binds_where_it_is_used(key):
     assert set(keys(f"exchange.{key}=3")) - set(RELEASED) == {f"exchange.{key}"}
+
+
+def test_what_travels_binds():
+    found = keys("exchange.signal=momentum", "exchange.warmup_steps=3")
+    assert set(found) - set(RELEASED) == {"exchange.signal", "exchange.warmup_steps"}

@@ -85,14 +85,14 @@ def test_rules_with_the_native_collective():
 
 @pytest.mark.parametrize("codec", ["int2", "sign", "topk", "topk-7"])
 def test_delta_and_codecs_that_need_feedback(codec):
-    """With a fitted factor the feedback is lost: refused, also where only a rule says so; not for servers' answers."""
-    remedy = f'feedback that codec "{codec}" needs; set memory = "residual"'
+    """Differences of gradients: refused, also where only a rule says so; not of momenta, nor for servers' answers."""
+    remedy = f'"delta" with codec "{codec}" comes near only where what travels changes slowly and goes straight'
     for when in ("sync", "local", "server"):
         overrides = [f"exchange.when={when}", f"exchange.codec={codec}"]
         assert config_of(*overrides).exchange.memory == "residual"
         assert remedy in message_of(*overrides, "exchange.memory=delta")
     rule = f'[exchange]\nmemory = "delta"\n[[exchange.rule]]\nmatch = "*"\ncodec = "{codec}"'
-    assert message_of(text=rule).startswith('exchange.rule[0]: exchange.memory = "delta" fits')
+    assert message_of(text=rule).startswith('exchange.rule[0]: exchange.memory = "delta" with')
     config_of("exchange.when=server", f"exchange.server_codec={codec}", "exchange.memory=delta")
 
 
