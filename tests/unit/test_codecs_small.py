@@ -317,24 +317,3 @@ def test_every_flipped_bit(name, size):
             assert set(changed // block) <= {position // 2}
         else:
             assert changed.size == 1
-
-
-@pytest.mark.parametrize("name", ["bf16", *PLANAR])
-def test_mutations_raise_or_stay_bounded(name):
-    """Bytes replaced, cut off and added at random: no other error, no value beyond the largest bfloat16."""
-    rng, codec = np.random.default_rng(8), make_codec(name)
-    wires = {size: encode(name, rng.standard_normal(size).astype(np.float32))[0] for size in (1, 9, 128, 300, 600)}
-    refused = 0
-    for _ in range(2000):
-        size = int(rng.choice(list(wires)))
-        wire = wires[size].copy()
-        wire[rng.integers(0, wire.size, rng.integers(1, 4))] = rng.integers(0, 256)
-        wire = np.resize(wire, max(wire.size + int(rng.choice([0, 0, 0, -1, 1, 7])), 0))
-        out = np.full(size, np.nan, np.float32)
-        try:
-            codec.decode(wire, out)
-        except CodecError:
-            refused += 1
-        else:
-            assert (np.abs(out) <= quantizers.from_bf16(PATTERNS[0x7F7F])).all()
-    assert 500 < refused < 2000
