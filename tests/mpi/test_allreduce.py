@@ -71,7 +71,7 @@ def test_nonfinite_is_raised_everywhere_and_changes_nothing(comm):
     ("options", "message"),
     [
         ({"codec": "ecq-99"}, "Allreduce: codec: expected ecq or ecq-BITS"),
-        ({"codec": "sign", "memory": "delta"}, 'Allreduce: exchange.memory = "delta" fits'),
+        ({"codec": "sign", "memory": "delta"}, 'Allreduce: exchange.memory = "delta" with codec "sign"'),
         ({"codec": 3}, "Allreduce: codec: expected one of raw, fp16, .*, got 3"),
         ({"codec": "int9"}, "Allreduce: codec: expected one of raw, fp16, .*, got 'int9'; did you mean int8"),
         ({"memory": "some"}, "memory: expected one of"),
