@@ -14,13 +14,16 @@ from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.config.codec_names import kind_of
 from mpitrain.errors import CodecError
 
-NAMES = ("raw", "fp16", "bf16", "int8", "int4", "int2", "sign", "topk-8", "ecq-2")
+CODED = ("ecq-2", "int8-rans", "int4-rans", "int2-rans")
+NAMES = ("raw", "fp16", "bf16", "int8", "int4", "int2", "sign", "topk-8", *CODED)
 assert {kind_of(name) for name in NAMES} == set(CODECS)
 
 ANY_BITS = ("raw", "fp16")
 """Here every pattern of bits is a value, even those that are not finite."""
 
 SIZES = (1, 2, 9, 127, 128, 129, 300, 700)
+LONGER = (3000,)
+"""Of so many values the codes of most kinds are entropy-coded."""
 GUARD = 64
 LARGEST = float(np.finfo(np.float32).max)
 
@@ -29,6 +32,7 @@ class Victim:
     """A codec, good payloads of it, and a vector between two guards."""
 
     def __init__(self, name, rng, sizes=SIZES):
+        sizes = (*sizes, *LONGER) if name in CODED else sizes
         self.name, self.codec = name, make_codec(name)
         self.wires = []
         for size in sizes:

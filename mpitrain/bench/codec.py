@@ -32,7 +32,8 @@ WAYS = ("stochastic", "residual", "delta")
 """What may follow the name of a codec."""
 
 DEFAULTS = (
-    *("raw", "bf16", "fp16", "int8", "int4", "int2", "sign", "topk-100", "ecq-1", "ecq-2", "ecq-3", "ecq-4", "ecq-6"),
+    *("raw", "bf16", "fp16", "int8", "int4", "int2", "sign", "topk-100"),
+    *("int8-rans", "int4-rans", "int2-rans", "ecq-1", "ecq-2", "ecq-3", "ecq-4", "ecq-6"),
     *(f"{name}:{way}" for name in ("int8", "int4") for way in WAYS),
 )
 

@@ -27,7 +27,18 @@ import numpy.typing as npt
 
 from mpitrain.arrays import Bytes, Floats, Ints
 from mpitrain.codecs.base import Codec, view
-from mpitrain.codecs.entropy import LOG2, SAMPLE, ZERO, Model, Reader, best_model, read_model
+from mpitrain.codecs.entropy import (
+    LOG2,
+    SAMPLE,
+    ZERO,
+    Model,
+    Reader,
+    best_model,
+    lanes_for,
+    read_codes,
+    read_model,
+    write_codes,
+)
 from mpitrain.errors import CodecError
 from mpitrain.kernels import ecq as kernels
 from mpitrain.kernels import rans
@@ -41,8 +52,6 @@ MIN_SNR_DB, MAX_SNR_DB = 1.0, 40.0
 _HEADER = 6
 _MEASURED = 16
 """From so many values on for each of 2^bits codes, the entropy of a sample says what the codes will cost."""
-_INTERLEAVED = 16384
-"""From so many values on the states of eight coders weigh little."""
 _GAUSSIAN = 2.047
 """Bits of a Gaussian variable of variance 1 in steps of 1: 1/2 log2(2 pi e)."""
 _MASK: dict[int, np.unsignedinteger[Any]] = {4: np.uint32(2**31 - 1), 8: np.uint64(2**63 - 1)}
@@ -93,7 +102,7 @@ class Ecq(Codec):
 
     def nbytes(self, size: int) -> int:
         """Return what Gaussian values take, about."""
-        overhead = _HEADER + 4 + 4 * _lanes(size)
+        overhead = _HEADER + 4 + 4 * lanes_for(size)
         return min(self.max_nbytes(size), math.ceil(self._typical_bits * size / 8) + overhead)
 
     def encode(self, x: Floats, wire: Bytes, key: int = 0, first: int = 0) -> tuple[int, int]:
@@ -186,10 +195,6 @@ def _shift(total: float, count: int) -> int:
     return min(max(round(256 * total / count), -127), 127) if count else 0
 
 
-def _lanes(size: int) -> int:
-    return rans.LANES if size >= _INTERLEAVED else 1
-
-
 def _choose(classes: Bytes, counts: Ints, escape: int) -> tuple[list[Model], npt.NDArray[np.uint8], int]:
     """Return the models, the index of every block's model, and the bits of symbols, models and indices."""
     model, bits = best_model(counts.sum(axis=0), escape)
@@ -214,30 +219,19 @@ def _write(x: Floats, step: _Step, codes: Bytes, classes: Bytes, counts: Ints, w
     head += np.array([number], "<u4").tobytes() if number else b""
     head += b"".join(model.described for model in models)
     head += indices.tobytes() if len(models) > 1 else b""
-    lanes = _lanes(x.size)
+    lanes = lanes_for(x.size)
     begin = len(head) + 4 * number + 4 * lanes
     if begin + bits // 8 > wire.size + 64 or begin > wire.size:
         return 0
     escapes = np.empty(number, np.float32)
     if number:
         kernels.collect_escapes(x, codes, escapes)
-    written, states = _encode(codes, lanes, indices, models, wire[begin:])
+    written, states = write_codes(codes, indices, models, wire[begin:])
     if written < 0:
         return 0
     head += escapes.astype("<f4").tobytes() + states[:lanes].astype("<u4").tobytes()
     wire[:begin] = np.frombuffer(head, np.uint8)
     return begin + written
-
-
-def _encode(
-    codes: Bytes, lanes: int, indices: Bytes, models: list[Model], wire: Bytes
-) -> tuple[int, npt.NDArray[np.uint64]]:
-    freqs = np.stack([model.freqs for model in models])
-    starts, reciprocals = np.empty_like(freqs), np.zeros(freqs.shape, np.uint64)
-    for place in range(len(models)):
-        rans.prepare_encoder(freqs[place], starts[place], reciprocals[place])
-    states = np.empty(rans.LANES, np.uint64)
-    return int(rans.encode_symbols(codes, lanes, indices, freqs, starts, reciprocals, wire, states)), states
 
 
 def _write_plain(x: Floats, wire: Bytes) -> int:
@@ -260,7 +254,7 @@ def _read_plain(wire: Bytes, size: int) -> npt.NDArray[np.float32]:
 
 def _read(wire: Bytes, size: int) -> tuple[Bytes, npt.NDArray[np.float32], npt.NDArray[Any]]:
     """Decode a coded payload: its symbols, the values of symbols, and the escapes."""
-    reader = Reader(wire)
+    reader = Reader(wire, "ecq")
     kind, number_of_models = reader.byte(), reader.byte()
     step = _Step(int(view(reader.take(2), "<u2")[0]), tuple(view(reader.take(2), np.int8).tolist()))
     if not kernels.MIN_STEP <= step.bits <= kernels.MAX_STEP:
@@ -276,24 +270,9 @@ def _read(wire: Bytes, size: int) -> tuple[Bytes, npt.NDArray[np.float32], npt.N
     escapes = view(reader.take(4 * number), "<f4")
     if not np.isfinite(escapes).all():
         raise CodecError("codec ecq: an escape that is not finite; the payload is damaged")
-    codes = _decode(reader, size, indices, models)
+    codes = read_codes(reader, size, indices, models)
     if number and kernels.collect_escapes(codes, codes, np.empty(0, np.uint8)) != number:
         raise CodecError("codec ecq: the number of escapes is wrong; the payload is damaged")
     points = np.empty(256, np.float32)
     kernels.fill_points(step.value, *step.shifts, points)
     return codes, points, escapes
-
-
-def _decode(reader: Reader, size: int, indices: Bytes, models: list[npt.NDArray[np.uint32]]) -> Bytes:
-    lanes = _lanes(size)
-    states = np.full(rans.LANES, rans.LOWEST, np.uint64)
-    states[:lanes] = view(reader.take(4 * lanes), "<u4")
-    if not ((states >= rans.LOWEST) & (states < rans.LOWEST << 16)).all():
-        raise CodecError("codec ecq: a state that no encoder writes; the payload is damaged")
-    slots = np.empty((len(models), rans.TOTAL), np.uint32)
-    for freqs, row in zip(models, slots, strict=True):
-        rans.prepare_decoder(freqs, row)
-    codes = np.empty(size, np.uint8)
-    if not rans.decode_symbols(codes, lanes, indices, slots, reader.wire, reader.at, states):
-        raise CodecError("codec ecq: the codes do not end where they should; the payload is damaged")
-    return codes

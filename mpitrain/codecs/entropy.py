@@ -1,4 +1,4 @@
-"""Models of the entropy coder as bytes: two shapes with two parameters each, or a table of frequencies.
+"""The entropy coder: codes as bytes, and their models: two shapes with two parameters each, or a table of frequencies.
 
 A model is a byte for its shape (0 geometric, 1 Gaussian, 2 table) and one for the largest code ``last``. Behind them
 stand the share of code 0 and the tail, a byte each (``mpitrain.kernels.frequencies``); or the frequencies of codes
@@ -6,14 +6,16 @@ stand the share of code 0 and the tail, a byte each (``mpitrain.kernels.frequenc
 bits first with the top bit set. Code 0 has what is left of 4,096.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from mpitrain.arrays import Ints
+from mpitrain.arrays import Bytes, Ints
+from mpitrain.codecs.base import view
 from mpitrain.errors import CodecError
+from mpitrain.kernels import rans
 from mpitrain.kernels.frequencies import GAUSSIAN, GEOMETRIC, cost_of, fill_counted, fill_parametric, fit_tail
 from mpitrain.kernels.rans import TOTAL
 
@@ -98,16 +100,17 @@ def _order(last: int, escape: int) -> Iterator[int]:
 
 
 class Reader:
-    """Takes a payload apart from its beginning."""
+    """Takes a payload of a codec apart from its beginning."""
 
-    def __init__(self, wire: npt.NDArray[np.uint8]) -> None:
+    def __init__(self, wire: Bytes, codec: str) -> None:
         self.wire = wire
+        self.codec = codec
         self.at = 0
 
     def take(self, nbytes: int) -> npt.NDArray[np.uint8]:
         """Return the next bytes; raises CodecError at the end."""
         if self.at + nbytes > self.wire.size:
-            raise CodecError(f"codec ecq: expected at least {self.at + nbytes} bytes, got {self.wire.size}")
+            raise CodecError(f"codec {self.codec}: expected at least {self.at + nbytes} bytes, got {self.wire.size}")
         self.at += nbytes
         return self.wire[self.at - nbytes : self.at]
 
@@ -120,12 +123,14 @@ def read_model(reader: Reader, escape: int) -> npt.NDArray[np.uint32]:
     """Read a model's frequencies; raises CodecError where no encoder wrote it."""
     shape, last = reader.byte(), reader.byte()
     if shape > TABLE or last >= ZERO:
-        raise CodecError(f"codec ecq: expected a model of shape 0 to 2 and code 0 to 127, got {shape} and {last}")
+        raise CodecError(
+            f"codec {reader.codec}: expected a model of shape 0 to 2 and code 0 to 127, got {shape} and {last}"
+        )
     freqs = np.zeros(256, np.uint32)
     if shape != TABLE:
         zero, tail = reader.byte(), reader.byte()
         if not zero:
-            raise CodecError("codec ecq: expected a share of zeros from 1 to 255, got 0")
+            raise CodecError(f"codec {reader.codec}: expected a share of zeros from 1 to 255, got 0")
         fill_parametric(shape, last, zero, tail, escape, freqs)
         return freqs
     rest = TOTAL
@@ -135,6 +140,59 @@ def read_model(reader: Reader, escape: int) -> npt.NDArray[np.uint32]:
         freqs[symbol] = freq
         rest -= freq
     if rest < 0:
-        raise CodecError(f"codec ecq: expected frequencies of at most {TOTAL}, got {TOTAL - rest}")
+        raise CodecError(f"codec {reader.codec}: expected frequencies of at most {TOTAL}, got {TOTAL - rest}")
     freqs[ZERO] = rest
     return freqs
+
+
+_INTERLEAVED = 16384
+"""From so many codes on the states of eight coders weigh little."""
+
+
+def lanes_for(size: int) -> int:
+    """Choose the number of coders for so many codes."""
+    return rans.LANES if size >= _INTERLEAVED else 1
+
+
+def write_codes(
+    codes: Bytes, indices: Bytes, models: Sequence[Model], wire: Bytes
+) -> tuple[int, npt.NDArray[np.uint64]]:
+    """Encode codes.
+
+    Parameters
+    ----------
+    codes : (size,) uint8
+        Symbols that occur in the models of their blocks.
+    indices : (ceil(size / 4096),) uint8
+        Of the model of each block.
+    wire : uint8, written
+        Receives the words.
+
+    Returns
+    -------
+    nbytes, states : int, (8,) uint64
+        Bytes written, or -1 if the wire is too short; where the coders ended.
+    """
+    freqs = np.stack([model.freqs for model in models])
+    starts, reciprocals = np.empty_like(freqs), np.zeros(freqs.shape, np.uint64)
+    for place in range(len(models)):
+        rans.prepare_encoder(freqs[place], starts[place], reciprocals[place])
+    states = np.empty(rans.LANES, np.uint64)
+    lanes = lanes_for(codes.size)
+    return int(rans.encode_symbols(codes, lanes, indices, freqs, starts, reciprocals, wire, states)), states
+
+
+def read_codes(reader: Reader, size: int, indices: Bytes, models: Sequence[npt.NDArray[np.uint32]]) -> Bytes:
+    """Decode the states and words that are left of a payload; raises CodecError where they are damaged."""
+    lanes = lanes_for(size)
+    states = np.full(rans.LANES, rans.LOWEST, np.uint64)
+    states[:lanes] = view(reader.take(4 * lanes), "<u4")
+    if not ((states >= rans.LOWEST) & (states < rans.LOWEST << 16)).all():
+        raise CodecError(f"codec {reader.codec}: a state that no encoder writes; the payload is damaged")
+    slots = np.empty((len(models), rans.TOTAL), np.uint32)
+    for freqs, row in zip(models, slots, strict=True):
+        rans.prepare_decoder(freqs, row)
+    codes = np.empty(size, np.uint8)
+    if not rans.decode_symbols(codes, lanes, indices, slots, reader.wire, reader.at, states):
+        raise CodecError(f"codec {reader.codec}: the codes do not end where they should; the payload is damaged")
+    return codes

@@ -5,6 +5,7 @@ import numpy.typing as npt
 
 from mpitrain.codecs.base import Codec
 from mpitrain.codecs.bf16 import BFloat16
+from mpitrain.codecs.coded import CodedInt2, CodedInt4, CodedInt8
 from mpitrain.codecs.ecq import Ecq
 from mpitrain.codecs.half import Half
 from mpitrain.codecs.int2 import Int2
@@ -17,7 +18,8 @@ from mpitrain.config.codec_names import KINDS, parse_codec
 from mpitrain.errors import ConfigError
 
 CODECS: dict[str, type[Codec]] = {
-    kind.wire_id: kind for kind in (Raw, Half, Int8, Int4, BFloat16, Int2, Sign, TopK, Ecq)
+    kind.wire_id: kind
+    for kind in (Raw, Half, Int8, Int4, BFloat16, Int2, Sign, TopK, Ecq, CodedInt8, CodedInt4, CodedInt2)
 }
 """By the name without its parameter."""
 

@@ -85,8 +85,11 @@ KINDS: dict[str, CodecKind] = {
     "sign": CodecKind(coarse=True),
     "topk": CodecKind((Parameter("one_in", "N", "", 2, 100_000, whole=True),), coarse=True),
     "ecq": CodecKind((Parameter("bits", "BITS", "", 0.1, 7), Parameter("snr_db", "X", "dB", 1, 40))),
+    "int8-rans": CodecKind(stochastic=True),
+    "int4-rans": CodecKind(stochastic=True),
+    "int2-rans": CodecKind(coarse=True),
 }
-"""Codecs of values, by name."""
+"""Codecs of values, by name; behind the dash of the last ones stands their entropy coder."""
 
 LOW_RANK = "lowrank"
 DEFAULT_RANK = 4
@@ -188,11 +191,11 @@ def bounds(kinds: Mapping[str, CodecKind] = KINDS) -> str:
 
 
 def _choice(name: str, kinds: Mapping[str, CodecKind]) -> CodecChoice | None:
-    kind, dash, rest = name.partition("-")
+    if name in kinds:
+        return CodecChoice(name)
+    kind, _, rest = name.partition("-")
     if kind not in kinds:
         return None
-    if not dash:
-        return CodecChoice(kind)
     for parameter in kinds[kind].parameters:
         number = parameter.read(rest)
         if number is not None:

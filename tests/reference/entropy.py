@@ -1,4 +1,4 @@
-"""Twin of ecq: the range coder with Python's integers, one symbol at a time, and a reader of whole payloads."""
+"""Twin of ecq and of coded integers: the range coder with Python's integers, and readers of whole payloads."""
 
 import struct
 
@@ -115,3 +115,16 @@ def decode_ecq(data, size):
     codes = decode(words, states, size, lanes, models, tables)
     step = np.array([step << 16], np.uint32).view(np.float32)[0]
     return values(codes, step, first, more, escapes)
+
+
+def decode_coded(data, split, codes, zero):
+    """Return the payload without the coder: ``split`` bytes of scales, and ``codes`` bytes of codes."""
+    if data[-1:] == b"\0":
+        return data[:-1]
+    assert data[-1:] == b"\1"
+    payload = Payload(data[split:-1])
+    table, lanes = payload.model(0), 8 if codes >= 16384 else 1
+    states = payload.take(f"{lanes}I")
+    words = np.frombuffer(payload.data, "<u2").tolist()
+    symbols = decode(words, states, codes, lanes, [0] * -(-codes // BLOCK), [table])
+    return data[:split] + bytes(symbol ^ zero for symbol in symbols)

@@ -17,7 +17,8 @@ from mpitrain.config.load import resolve
 from mpitrain.errors import ConfigError
 from tests.reference.configs import config_of, message_of
 
-ALL = "expected one of raw, fp16, bf16, int8, int4, int2, sign, topk, topk-N, ecq, ecq-BITS, ecq-XdB"
+ALL = "expected one of raw, fp16, bf16, int8, int4, int2, sign, topk, topk-N, ecq, ecq-BITS, ecq-XdB, "
+ALL += "int8-rans, int4-rans, int2-rans"
 TENSOR = f"{ALL}, lowrank, lowrank-R"
 TOPK = "expected topk or topk-N (whole N from 2 to 100,000)"
 ECQ = "expected ecq or ecq-BITS (BITS from 0.1 to 7) or ecq-XdB (X from 1 to 40)"

@@ -38,9 +38,24 @@ TWINS = {
     "sign": quantizers.sign_bytes,
     "topk": quantizers.topk_bytes,
 }
-READERS = {"ecq": entropy.decode_ecq}
+CODED = {"int8-rans": (1, 0x80), "int4-rans": (2, 0x08), "int2-rans": (4, 0x2A)}
+"""Values in a byte of codes, and by what symbols differ from bytes."""
+
+
+def read_coded(name):
+    """Return a twin of a decoder: the payload without its coder, decoded by the plain codec."""
+    plain, (in_byte, zero) = name.removesuffix("-rans"), CODED[name]
+
+    def read(data, size):
+        uncoded = entropy.decode_coded(data, 2 * -(-size // 128), -(-size // in_byte), zero) if size else b""
+        return decode(make_codec(plain), np.frombuffer(uncoded, np.uint8), size)
+
+    return read
+
+
+READERS = {"ecq": entropy.decode_ecq} | {name: read_coded(name) for name in CODED}
 """Twins of decoders, for formats that leave the encoder a choice."""
-COARSEST = LIMITS | {"int2": 1, "sign": 1, "ecq": 7}
+COARSEST = LIMITS | {"int2": 1, "sign": 1, "ecq": 7, "int8-rans": 127, "int4-rans": 7, "int2-rans": 1}
 """The maximum of a small vector divided by its largest error, about; others err less than int8."""
 
 
@@ -297,7 +312,10 @@ def test_golden_bytes_of_stochastic_int4():
 
 def test_formats_are_numbered_for_ever():
     numbers = {"raw": 0, "fp16": 1, "int8": 2, "int4": 3, "bf16": 4, "int2": 5, "sign": 6, "topk": 7, "ecq": 8}
-    blocks = dict.fromkeys(numbers, 1) | {"int8": 128, "int4": 128, "int2": 128, "sign": 256}
+    numbers |= {"int8-rans": 9, "int4-rans": 10, "int2-rans": 11}
+    blocks = (
+        dict.fromkeys(numbers, 1) | {"int8": 128, "int4": 128, "int2": 128, "sign": 256} | dict.fromkeys(CODED, 128)
+    )
     assert {name: kind.format_number for name, kind in CODECS.items()} == numbers
     assert {name: kind.wire_id for name, kind in CODECS.items()} == {name: name for name in CODECS}
     assert {name: kind.block for name, kind in CODECS.items()} == blocks
@@ -413,8 +431,8 @@ def test_types_that_no_codec_serves_are_refused(name, dtype):
 def test_unknown_codecs_are_refused():
     with pytest.raises(ConfigError, match="codec: expected one of raw, fp16, .*, got 'int3'; did you mean int8"):
         make_codec("int3")
-    for name in CODECS.keys() - LIMITS.keys():
-        with pytest.raises(ConfigError, match=f"needs one of int8, int4, got '{name}'"):
+    for name in CODECS.keys() - LIMITS.keys() - {"int8-rans", "int4-rans"}:
+        with pytest.raises(ConfigError, match=f"needs one of int8, int4, int8-rans, int4-rans, got '{name}'"):
             make_codec(name, stochastic=True)
 
 

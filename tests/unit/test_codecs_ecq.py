@@ -231,7 +231,7 @@ def test_parametric_models_fit(source):
     share = np.bincount(many, minlength=256) / SIZE
     found = share[share > 0]
     assert bits / 300 <= -(found * np.log2(found)).sum() + 0.35
-    reader = Reader(np.frombuffer(model.described, np.uint8))
+    reader = Reader(np.frombuffer(model.described, np.uint8), "ecq")
     assert read_model(reader, 0).tolist() == model.freqs.tolist()
 
 

@@ -97,7 +97,7 @@ def test_choices_of_a_rule():
     message = message_of(text='[[exchange.rule]]\nmatch = "*"\ncodec = "int3"\n')
     assert message == (
         "run.toml: exchange.rule[0].codec: expected one of raw, fp16, bf16, int8, int4, int2, sign, topk, topk-N, ecq, "
-        "ecq-BITS, ecq-XdB, lowrank, lowrank-R, got 'int3'; did you mean int8?"
+        "ecq-BITS, ecq-XdB, int8-rans, int4-rans, int2-rans, lowrank, lowrank-R, got 'int3'; did you mean int8?"
     )
     assert "match" in message_of(text='[[exchange.rule]]\ncodec = "int8"\n')
     assert "macth" in message_of(text='[[exchange.rule]]\nmacth = "*"\nmatch = "*"\ncodec = "int8"\n')

@@ -28,8 +28,8 @@ def test_every_combination_is_taken_or_refused_with_a_remedy_that_works(answers)
     wrong = (
         (collective == "native" and codec != "raw")
         or (codec == "raw" and memory != "none")
-        or (memory == "delta" and codec in ("int2", "sign", "topk", "topk-7"))
-        or (rounding == "stochastic" and codec not in ("int8", "int4"))
+        or (memory == "delta" and codec in ("int2", "int2-rans", "sign", "topk", "topk-7"))
+        or (rounding == "stochastic" and codec not in ("int8", "int4", "int8-rans", "int4-rans"))
     )
     reason = refusal(*answers)
     assert bool(reason) == wrong
