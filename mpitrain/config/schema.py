@@ -236,9 +236,9 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     """As what bytes. raw: float32 itself; fp16, bf16: 2 bytes a value; int8: 1.02 bytes, int4: 0.52 and int2: 0.27,
     with a scale for 128 values; sign: an eighth, with a scale for 256; topk-N: the largest of every N values; ecq-BITS:
     about so many bits a value, ecq-XdB: as many as a signal X dB above the noise needs, entropy-coded; int8-rans,
-    int4-rans, int2-rans: the values of int8, int4 and int2, entropy-coded; lowrank-R:
-    matrices as the two factors of a sum of rank R (PowerSGD, Vogels 2019), in two sums one after the other. With
-    all but raw, 1-D tensors and those below 1,024 elements travel as fp16 unless a rule says otherwise."""
+    int4-rans, int2-rans: int8, int4 and int2, entropy-coded; lowrank-R: matrices as the two factors of a sum of rank R
+    (PowerSGD, Vogels 2019), in two sums one after the other. With all but raw, 1-D tensors and those below 1,024
+    elements travel as fp16 unless a rule says otherwise."""
     factor_codec: CodecName = "fp16"
     """As what bytes the factors of codec lowrank travel, and the larger tensors that these would not halve: m x n with
     mn at most 2 R (m + n). What its rounding loses goes to the residual of the matrix."""

@@ -24,7 +24,7 @@ from tests.mpi.pipelines import MODELS, Cut, batch, distance, whole
 
 SCHEDULES = [("1f1b", 1), ("afab", 1), ("interleaved", 2)]
 LOSSY = sorted(set(CODECS) - {"raw"})
-BOUNDS = {"fp16": 0.02, "bf16": 0.2, "int8": 0.2, "int4": 2.0, "ecq": 2.0}
+BOUNDS = {"fp16": 0.02, "bf16": 0.2, "int8": 0.2, "int4": 2.0, "ecq": 2.0, "int8-rans": 0.2, "int4-rans": 2.0}
 """Of the gradients' errors; coarse codecs, which lose most of an activation, have none."""
 
 
