@@ -194,3 +194,11 @@ def topk_decoded(x, one_in=100):
     bits = x[places].astype(np.float32).view(np.uint32)
     out[places] = (bits >> 21 << 21 | 1 << 20).astype(np.uint32).view(np.float32)
     return out
+
+
+def noise(key_a, key_b, index):
+    """Draw as ``kernels.rng.noise`` documents it: lowbias32, in Python's integers."""
+    h = (index * 0x9E3779B9 + key_a) % 2**32
+    h = (h ^ h >> 16) * 0x7FEB352D % 2**32
+    h = (h ^ h >> 15 ^ key_b) * 0x846CA68B % 2**32
+    return np.float32((h ^ h >> 16) >> 8) * np.float32(2.0**-24)

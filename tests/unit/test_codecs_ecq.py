@@ -11,6 +11,7 @@ from mpitrain.errors import CodecError
 from mpitrain.kernels import frequencies, rans
 from mpitrain.kernels.ecq import CLASSES
 from tests.reference import entropy
+from tests.reference.wires import decode, encode_finite
 
 SIZE = 200_000
 GAPS = {
@@ -27,22 +28,9 @@ def draw(source, size=SIZE, seed=0, dtype=np.float32):
     return (3e-4 * x).astype(dtype)
 
 
-def encode(codec, x):
-    wire = np.zeros(codec.max_nbytes(x.size), np.uint8)
-    nbytes, nonfinite = codec.encode(x, wire)
-    assert nonfinite == 0
-    return wire[:nbytes]
-
-
-def decode(codec, wire, size):
-    out = np.full(size, np.nan, codec.dtype)
-    codec.decode(wire, out)
-    return out
-
-
 def measure(codec, x):
     """Return (bits a value, signal to noise in dB)."""
-    wire = encode(codec, x)
+    wire = encode_finite(codec, x)
     out = decode(codec, wire, x.size).astype(np.float64)
     noise = np.mean(np.square(out - x)) / np.mean(np.square(x.astype(np.float64)))
     return 8 * wire.size / x.size, -10 * math.log10(noise)
@@ -69,7 +57,7 @@ def test_signal_to_noise(source, size, snr_db):
 def test_typical_bytes(size):
     for bits in (1, 2, 4, 7):
         codec = Ecq(bits=bits)
-        assert encode(codec, draw("gaussian", size)).size == pytest.approx(codec.nbytes(size), rel=0.08, abs=16)
+        assert encode_finite(codec, draw("gaussian", size)).size == pytest.approx(codec.nbytes(size), rel=0.08, abs=16)
 
 
 def test_blocks_have_their_own_models():
@@ -77,12 +65,12 @@ def test_blocks_have_their_own_models():
     x = draw("gaussian", 64 * 4096)
     x[: 32 * 4096] *= np.float32(0.05)
     codec = Ecq(snr_db=20)
-    wire = encode(codec, x)
+    wire = encode_finite(codec, x)
     assert wire[0] == CODED
     assert wire[1] > 1
-    loud = encode(Ecq(snr_db=20), x[32 * 4096 :])
+    loud = encode_finite(Ecq(snr_db=20), x[32 * 4096 :])
     assert wire.size < 1.02 * loud.size + 8000
-    with_one = encode(codec, np.random.default_rng(1).permutation(x))
+    with_one = encode_finite(codec, np.random.default_rng(1).permutation(x))
     assert with_one[1] == 1
     assert wire.size < 0.8 * with_one.size
 
@@ -91,7 +79,7 @@ def test_blocks_have_their_own_models():
 def test_outliers_travel_as_they_are(value):
     x = draw("gaussian", 20_000)
     x[1000] = value
-    wire = encode(Ecq(), x)
+    wire = encode_finite(Ecq(), x)
     assert wire[0] == ESCAPED
     out = decode(Ecq(), wire, x.size)
     assert out[1000] == x[1000]
@@ -102,7 +90,7 @@ def test_outliers_travel_as_they_are(value):
 def test_zeros_cost_a_byte(dtype):
     for size in (1, 300, 10**5):
         x = np.zeros(size, dtype)
-        wire = encode(Ecq(dtype), x)
+        wire = encode_finite(Ecq(dtype), x)
         assert wire.tolist() == [ZEROS]
         assert not decode(Ecq(dtype), wire, size).any()
 
@@ -112,7 +100,7 @@ def test_rare_values_are_found():
     x = np.zeros(10**6, np.float32)
     x[[123_456, 777_777]] = [1.0, -2.0]
     for codec in (Ecq(bits=4), Ecq(snr_db=20)):
-        wire = encode(codec, x)
+        wire = encode_finite(codec, x)
         assert wire.size < 200
         assert np.abs(decode(codec, wire, x.size) - x).max() <= 0.3
 
@@ -129,14 +117,14 @@ def test_few_different_values():
 @pytest.mark.parametrize("size", [1, 2, 5, 9])
 def test_small_vectors_are_plain(size):
     x = draw("gaussian", size)
-    wire = encode(Ecq(bits=7), x)
+    wire = encode_finite(Ecq(bits=7), x)
     assert (wire[0], wire.size) == (PLAIN, 2 * size + 1)
     assert decode(Ecq(), wire, size) == pytest.approx(x, rel=2**-8)
 
 
 def test_the_largest_values_stay_finite_where_they_are_plain():
     x = np.array([3.4028234663852886e38, -3.4e38], np.float32)
-    wire = encode(Ecq(), x)
+    wire = encode_finite(Ecq(), x)
     assert wire[0] == PLAIN
     assert decode(Ecq(), wire, 2) == pytest.approx(x, rel=2**-7)
 
@@ -151,7 +139,7 @@ def test_parameters_are_refused():
 def test_a_receiver_needs_no_parameter():
     x = draw("laplace", 5000)
     for codec in (Ecq(bits=1.5), Ecq(snr_db=31)):
-        wire = encode(codec, x)
+        wire = encode_finite(codec, x)
         assert decode(Ecq(), wire, x.size).tobytes() == decode(codec, wire, x.size).tobytes()
 
 
@@ -250,7 +238,7 @@ def test_payloads_equal_the_twin(size, bits):
     x = draw("laplace", size)
     x[: size // 2] *= np.float32(0.01)
     x[7] = 1.0
-    wire = encode(Ecq(bits=bits), x)
+    wire = encode_finite(Ecq(bits=bits), x)
     out = decode(Ecq(), wire, size)
     assert entropy.decode_ecq(wire.tobytes(), size).tobytes() == out.tobytes()
     acc = np.ones(size)
@@ -261,7 +249,7 @@ def test_payloads_equal_the_twin(size, bits):
 def test_golden_bytes():
     """A released format never changes."""
     x = np.round(8 * np.sin(np.arange(40) ** 2)).astype(np.float32)
-    wire = encode(Ecq(bits=3), x)
+    wire = encode_finite(Ecq(bits=3), x)
     assert wire.tobytes().hex() == GOLDEN
     assert entropy.decode_ecq(wire.tobytes(), 40).tobytes() == decode(Ecq(), wire, 40).tobytes()
 
@@ -289,7 +277,7 @@ def test_damage_is_refused_or_bounded(size):
     x = draw("laplace", size)
     x[: size // 2] *= np.float32(0.01)
     x[1] = 1.0
-    wires = [encode(Ecq(bits=bits), x) for bits in (1, 4)]
+    wires = [encode_finite(Ecq(bits=bits), x) for bits in (1, 4)]
     for trial in range(500 if size < 1000 else 100):
         bad = damaged(wires[trial % 2], rng)
         out = np.ones(size, np.float32)
@@ -303,7 +291,7 @@ def test_damage_is_refused_or_bounded(size):
 
 @pytest.mark.parametrize("size", [300, 20_000])
 def test_a_flipped_bit_among_the_words_is_noticed(size):
-    wire = encode(Ecq(), draw("gaussian", size))
+    wire = encode_finite(Ecq(), draw("gaussian", size))
     for place in np.random.default_rng(0).integers(wire.size // 2, wire.size, 20):
         bad = wire.copy()
         bad[place] ^= 4

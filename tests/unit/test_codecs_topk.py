@@ -13,30 +13,17 @@ from mpitrain.codecs.topk import SAMPLED_FROM, TopK
 from mpitrain.errors import CodecError
 from mpitrain.kernels import rice
 from tests.reference import quantizers
+from tests.reference.wires import decode, encode_finite
 
 FAST = settings(max_examples=100, deadline=None, derandomize=True, database=None)
 DAMAGED = settings(max_examples=500, deadline=None, derandomize=True, database=None)
 SIZES = [1, 2, 31, 32, 33, 127, 128, 129, 1000, SAMPLED_FROM - 1, SAMPLED_FROM, SAMPLED_FROM + 1, 20_000]
 
 
-def encode(codec, x):
-    wire = np.full(codec.max_nbytes(x.size) + 8, 0xA5, np.uint8)
-    nbytes, nonfinite = codec.encode(x, wire[:-8])
-    assert nonfinite == 0
-    assert (wire[nbytes:] == 0xA5).all()
-    return wire[:nbytes]
-
-
-def decode(codec, wire, size):
-    out = np.full(size, np.nan, codec.dtype)
-    codec.decode(wire, out)
-    return out
-
-
 def check(x, one_in):
     """Compare bytes, values and sums with the twin."""
     codec = TopK(x.dtype, one_in)
-    wire = encode(codec, x)
+    wire = encode_finite(codec, x)
     assert wire.tobytes() == quantizers.topk_bytes(x, one_in)
     assert wire.size <= codec.max_nbytes(x.size) <= x.nbytes + 16
     out = decode(codec, wire, x.size)
@@ -116,7 +103,7 @@ def test_a_misled_sample_does_not_change_the_choice(kind):
     }[kind].astype(np.float32)
     out = np.zeros(size, np.float32)
     codec = TopK()
-    codec.decode(encode(codec, x), out)
+    codec.decode(encode_finite(codec, x), out)
     assert np.array_equal(np.flatnonzero(out), quantizers.topk_choice(x, 100))
 
 
@@ -159,7 +146,7 @@ def bits_of(places):
 def test_places_cost_hardly_more_than_their_entropy(size, one_in):
     x = np.random.default_rng(one_in).standard_normal(size).astype(np.float32)
     codec = TopK(one_in=one_in)
-    wire = encode(codec, x)
+    wire = encode_finite(codec, x)
     count = codec.count(size)
     assert bits_of(quantizers.topk_choice(x, one_in)) <= 1.05 * binomial_bits(size, count)
     assert wire.size == pytest.approx(codec.nbytes(size), rel=0.06)
@@ -186,7 +173,7 @@ def test_no_vector_needs_more_than_the_bound(one_in):
         k = codec.count(size)
         x[-k:] = rng.choice([1e-37, 1e38, -1e38], k)
         for vector in (x, x[::-1].copy(), rng.permutation(x)):
-            assert encode(codec, vector).size <= codec.max_nbytes(size) <= 4 * size + 16
+            assert encode_finite(codec, vector).size <= codec.max_nbytes(size) <= 4 * size + 16
 
 
 def test_golden_bytes():
@@ -198,14 +185,14 @@ def test_golden_bytes():
     text = "00000" + "0100011" + "00000" + "10000011"
     text += "0" * (-len(text) % 8)
     expected = bytes(int(text[i : i + 8][::-1], 2) for i in range(0, len(text), 8))
-    wire = encode(TopK(one_in=4), x)
+    wire = encode_finite(TopK(one_in=4), x)
     assert wire.tobytes() == bytes([3, 0, 0, 0, 0x00, 0x02]) + expected
     assert decode(TopK(one_in=4), wire, 12)[[1, 5, 6]].tolist() == [2.25, -3.25, 2.25]
 
 
 def test_golden_bytes_of_several_blocks():
     x = np.arange(-700, 700, dtype=np.float32)
-    wire = encode(TopK(one_in=10), x)
+    wire = encode_finite(TopK(one_in=10), x)
     assert wire.tobytes().hex() == GOLDEN_HEX
     assert decode(TopK(np.float64, 1), wire, 1400).tolist() == quantizers.topk_decoded(x, 10).tolist()
 
@@ -243,7 +230,7 @@ def test_random_payloads(size, rubbish, dtype):
 @given(data=st.data(), size=st.integers(1, 600), one_in=st.integers(1, 60))
 def test_damaged_payloads(data, size, one_in):
     codec = TopK(one_in=one_in)
-    wire = encode(codec, np.random.default_rng(size).standard_normal(size).astype(np.float32))
+    wire = encode_finite(codec, np.random.default_rng(size).standard_normal(size).astype(np.float32))
     cut = data.draw(st.integers(0, wire.size - 1))
     for damaged in (wire[:cut], np.append(wire, np.zeros(cut + 1, np.uint8))):
         with pytest.raises(CodecError, match="codec topk: expected"):
@@ -251,7 +238,7 @@ def test_damaged_payloads(data, size, one_in):
     for _ in range(data.draw(st.integers(1, 4))):
         wire[data.draw(st.integers(0, wire.size - 1))] ^= 1 << data.draw(st.integers(0, 7))
     try_damaged(codec, wire, size)
-    try_damaged(codec, encode(codec, np.ones(size, np.float32)), data.draw(st.integers(0, size)))
+    try_damaged(codec, encode_finite(codec, np.ones(size, np.float32)), data.draw(st.integers(0, size)))
 
 
 @pytest.mark.parametrize(
@@ -276,7 +263,7 @@ def test_headers_that_no_encoder_writes(header, size, reason):
 
 def test_places_beyond_the_vector_are_refused():
     x = np.ones(300, np.float32)
-    wire = encode(TopK(one_in=2), np.roll(x * np.r_[0:2].repeat(150), 0).astype(np.float32))
+    wire = encode_finite(TopK(one_in=2), np.roll(x * np.r_[0:2].repeat(150), 0).astype(np.float32))
     assert decode(TopK(), wire, 300)[150:].all()
     with pytest.raises(CodecError, match="expected places below 299, got 299"):
         decode(TopK(), wire, 299)
@@ -284,7 +271,7 @@ def test_places_beyond_the_vector_are_refused():
 
 def test_a_payload_may_lie_anywhere():
     x = np.random.default_rng(0).standard_normal(500).astype(np.float32)
-    wire = encode(TopK(one_in=5), x)
+    wire = encode_finite(TopK(one_in=5), x)
     shifted = np.zeros(wire.size + 1, np.uint8)
     shifted[1:] = wire
     assert decode(TopK(), shifted[1:], 500).tobytes() == decode(TopK(), wire, 500).tobytes()

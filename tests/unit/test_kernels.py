@@ -84,18 +84,10 @@ def test_factors_are_packed_two_to_a_byte(count):
         assert packed.tolist() == [0x70, 0x0E]
 
 
-def noise_twin(key_a, key_b, index):
-    h = (index * 0x9E3779B9 + key_a) % 2**32
-    h = (h ^ h >> 16) * 0x7FEB352D % 2**32
-    h = (h ^ h >> 15 ^ key_b) * 0x846CA68B % 2**32
-    h ^= h >> 16
-    return np.float32(h >> 8) * np.float32(2.0**-24)
-
-
 def test_noise():
     """The twin in Python's integers; uniform, and unrelated for neighbouring indices and keys."""
     for key_a, key_b, index in [(0, 0, 0), (1, 2, 3), (2**32 - 1, 2**32 - 1, 2**32 - 1), (77, 5, 2**31)]:
-        assert noise(np.uint32(key_a), np.uint32(key_b), np.uint32(index)) == noise_twin(key_a, key_b, index)
+        assert noise(np.uint32(key_a), np.uint32(key_b), np.uint32(index)) == quantizers.noise(key_a, key_b, index)
     table = np.array([[noise(np.uint32(k), np.uint32(9), np.uint32(i)) for i in range(500)] for k in range(20)])
     assert table.min() >= 0
     assert table.max() < 1
