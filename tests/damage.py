@@ -25,7 +25,6 @@ SIZES = (1, 2, 9, 127, 128, 129, 300, 700)
 LONGER = (3000,)
 """Of so many values the codes of most kinds are entropy-coded."""
 GUARD = 64
-LARGEST = float(np.finfo(np.float32).max)
 
 
 class Victim:

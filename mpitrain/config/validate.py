@@ -275,7 +275,7 @@ def doubts(config: Config) -> Iterator[str]:
     """Say what is allowed, but hardly meant."""
     exchange, steps = config.exchange, config.train.steps
     uncompressed = exchange.warmup_steps + exchange.raw_last_steps
-    if uncompressed and not _is_lossy(exchange):
+    if uncompressed and exchange.signal == "gradient" and not _is_lossy(exchange):
         yield 'exchange.warmup_steps and exchange.raw_last_steps change nothing with codec "raw"'
     elif uncompressed >= steps:
         yield (

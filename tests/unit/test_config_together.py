@@ -127,6 +127,8 @@ def test_a_warm_up_that_changes_nothing_or_everything_is_warned_about():
     for key in ("warmup_steps", "raw_last_steps"):
         raw = resolve({}, "x", ["exchange.codec=raw", f"exchange.{key}=1"])
         assert raw.warnings() == ['exchange.warmup_steps and exchange.raw_last_steps change nothing with codec "raw"']
+    momenta = resolve({}, "x", ["exchange.codec=raw", "exchange.warmup_steps=1", "exchange.signal=momentum"])
+    assert momenta.warnings() == [], "it is what the second moment is learned in"
     ends = ["exchange.warmup_steps=6", "exchange.raw_last_steps=4"]
     assert resolve({}, "x", [*ends, "train.steps=11"]).warnings() == []
     assert resolve({}, "x", [*ends, "train.steps=10"]).warnings() == [
