@@ -194,10 +194,9 @@ def _of_exchange(exchange: ExchangeConfig) -> Iterator[str]:
     rules = [rule for rule in exchange.rule if rule.codec != "raw" and not rank_of(rule.codec)]
     if collective == "native" and rules:
         yield f'exchange.rule: collective "native" carries codec "raw" only, got "{rules[0].codec}"'
+    way = "direct" if collective == "native" else collective  # what native cannot carry has been said
     for number, rule in enumerate(exchange.rule):
-        if rule.codec != "raw" and (
-            reason := refusal("direct", rule.codec, memory_of(exchange), signal=exchange.signal)
-        ):
+        if rule.codec != "raw" and (reason := refusal(way, rule.codec, memory_of(exchange), signal=exchange.signal)):
             yield f"exchange.rule[{number}]: {reason}"
 
     yield from _of_phases(exchange)

@@ -37,6 +37,14 @@ def test_what_is_refused(tree, told):
     assert told in str(error.value)
 
 
+@pytest.mark.parametrize("collective", ["ring", "server"])
+def test_what_is_refused_in_a_rule(collective):
+    exchange = {"codec": "int8", "memory": "delta", "signal": "momentum", "collective": collective, "warmup_steps": 9}
+    assert resolve({"exchange": exchange}, "test", []).config.exchange.memory == "delta"
+    with pytest.raises(ConfigError, match=r'exchange.rule\[0\]: .*with codec "sign" .*collective = "direct"'):
+        resolve({"exchange": exchange | {"rule": [{"match": "*", "codec": "sign"}]}}, "test", [])
+
+
 @pytest.mark.parametrize("codec", COARSE)
 def test_what_is_allowed(codec):
     exchange = {"codec": codec, "memory": "delta", "signal": "momentum", "warmup_steps": 30}
