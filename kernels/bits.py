@@ -11,7 +11,9 @@ import numba
 import numpy as np
 from llvmlite import ir
 from numba import types
+from numba.core import cgutils
 from numba.extending import intrinsic
+from numba.np import arrayobj
 
 Instruction = Callable[..., Any]
 
@@ -23,6 +25,7 @@ def instruction(plain: Instruction) -> Callable[[Callable[..., Any]], Instructio
 
 _numba_config: Any = numba.config
 
+_BITS: dict[Any, Any] = {types.float32: types.uint32, types.float64: types.uint64}
 _AS_FLOAT: dict[Any, tuple[Any, Any]] = {
     types.uint32: (types.float32, ir.FloatType()),
     types.uint64: (types.float64, ir.DoubleType()),
@@ -42,16 +45,59 @@ def as_float(typing_context: Any, bits: Any) -> Any:
     return kind(bits), build
 
 
-@instruction(lambda value: value.view(np.uint32))
+@instruction(lambda value: value.view(np.uint32 if value.dtype == np.float32 else np.uint64))
 def as_bits(typing_context: Any, value: Any) -> Any:
-    """Read a float32 as the uint32 of its bits."""
-    if value != types.float32:
+    """Read a float32 as the uint32 of its bits, a float64 as uint64."""
+    if value not in _BITS:
         return None
 
     def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
-        return builder.bitcast(args[0], ir.IntType(32))
+        return builder.bitcast(args[0], ir.IntType(signature.return_type.bitwidth))
 
-    return types.uint32(types.float32), build
+    return _BITS[value](value), build
+
+
+@instruction(lambda value: np.finfo(value.dtype).tiny)
+def smallest_normal(typing_context: Any, value: Any) -> Any:
+    """Return the smallest normal number of the type of ``value``."""
+    if value not in (types.float32, types.float64):
+        return None
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        return ir.Constant(args[0].type, 2.0**-126 if value == types.float32 else 2.0**-1022)
+
+    return value(value), build
+
+
+@instruction(lambda array, start, count: array[start : start + count])
+def window(typing_context: Any, array: Any, start: Any, count: Any) -> Any:
+    """View elements ``start`` to ``start + count`` of a contiguous vector.
+
+    They must lie in it, which only numba's bounds checks look at. Where the count is written in the source, a loop over
+    the view has a length that the compiler knows; that of a slice it never does, since slices end where vectors do.
+    """
+
+    def build(context: Any, builder: Any, signature: Any, args: Any) -> Any:
+        whole = arrayobj.make_array(array)(context, builder, args[0])
+        (size,) = cgutils.unpack_tuple(builder, whole.shape)
+        if context.enable_boundscheck:
+            beyond = builder.icmp_unsigned(">", builder.add(args[1], args[2]), size)
+            with builder.if_then(beyond, likely=False):
+                context.call_conv.return_user_exc(builder, IndexError, ("window is out of bounds",))
+        part = arrayobj.make_array(array)(context, builder)
+        arrayobj.populate_array(
+            part,
+            data=builder.gep(whole.data, [args[1]]),
+            shape=[args[2]],
+            strides=[whole.itemsize],
+            itemsize=whole.itemsize,
+            meminfo=None,
+        )
+        return part._getvalue()
+
+    if array.ndim != 1 or array.layout != "C":
+        return None
+    return array(array, types.intp, types.intp), build
 
 
 @instruction(lambda value: value.astype(np.float16).view(np.uint16))

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from mpitrain.kernels import int4, lanes, quantize
+from mpitrain.kernels.bits import as_bits, as_float, window
 from mpitrain.kernels.jit import inlined, kernel
-from mpitrain.kernels.quantize import INFINITE, block_maximum, count_not_single, widen_scale
+from mpitrain.kernels.quantize import INFINITE, choose_scale, count_not_single, widen_scale
 from mpitrain.kernels.reduce import count_not_finite
 
 BLOCK = 128
@@ -19,11 +20,13 @@ LEVELS = 15
 
 _BLOCK = BLOCK
 
+_HALF = BLOCK // 2
+
 # Only functions that a kernel names directly are compiled into it.
-_int8_encode, _int8_encode_stochastic = quantize.encode_block, quantize.encode_block_stochastic
-_int8_decode = quantize.decode_block
-_int4_encode, _int4_encode_stochastic = int4.encode_block, int4.encode_block_stochastic
-_int4_decode, _int4_bounds = int4.decode_block, int4.bounds
+_round8, _round8_stochastic, _decode8 = quantize.round_block, quantize.round_block_stochastic, quantize.decode_block
+_round4, _round4_stochastic, _decode4 = int4.round_block, int4.round_block_stochastic, int4.decode_block
+_LIMIT8, _MAX_SCALE8 = np.float32(127.0), np.uint32(quantize.MAX_SCALE)
+_LIMIT4, _MAX_SCALE4 = np.float32(7.0), np.uint32(int4.MAX_SCALE)
 
 
 @inlined
@@ -49,21 +52,34 @@ def _fit(x: Any, past: Any) -> Any:
 
 
 @inlined
-def _subtract(x: Any, past: Any, factor: Any, out: Any) -> None:
+def _subtract(x: Any, past: Any, factor: Any, out: Any) -> Any:
+    """Write the difference to a prediction; return its largest absolute value."""
+    top = as_bits(x.dtype.type(0))
     for i in range(x.size):
-        out[i] = x[i] - factor * past[i]
+        difference = x[i] - factor * past[i]
+        out[i] = difference
+        top = max(top, as_bits(abs(difference)))
+    return as_float(top)
 
 
 @inlined
-def _add(past: Any, factor: Any, out: Any) -> None:
+def _add(past: Any, factor: Any, out: Any) -> Any:
+    """Add the prediction; return the largest absolute value of the result."""
+    top = as_bits(out.dtype.type(0))
     for i in range(out.size):
-        out[i] += factor * past[i]
+        value = out[i] + factor * past[i]
+        out[i] = value
+        top = max(top, as_bits(abs(value)))
+    return as_float(top)
 
 
 @inlined
-def _accumulate(values: Any, acc: Any) -> None:
-    for i in range(acc.size):
-        acc[i] += values[i]
+def _accumulate(past: Any, factor: Any, out: Any, acc: Any) -> None:
+    """Add the prediction to ``out``, and the result to ``acc``."""
+    for i in range(out.size):
+        value = out[i] + factor * past[i]
+        out[i] = value
+        acc[i] += value
 
 
 @kernel
@@ -105,18 +121,40 @@ def unpack_factors(packed: Any, factors: Any) -> None:
         factors[i] = (packed[i // 2] >> np.uint8(4 * (i % 2))) & np.uint8(15)
 
 
-@kernel
-def encode_difference_int8(
+@inlined
+def _encode8(
     x: Any,
     past: Any,
     factors: Any,
     unit: Any,
     following: Any,
-    bits: Any,
-    mask: Any,
     scales: Any,
     codes: Any,
     draw: Any,
+    block: Any,
+    count: Any,
+) -> tuple[Any, Any]:
+    stochastic, key_a, key_b, first = draw
+    start = block * _BLOCK
+    here, before = window(x, start, count), window(past, start, count)
+    values, into = window(following, start, count), window(codes, start, count)
+    level = _fit(here, before)
+    factors[block] = level
+    scale, inverse = choose_scale(_subtract(here, before, level * unit, values), _LIMIT8, _MAX_SCALE8)
+    if scale == INFINITE:
+        return count_not_single(values), 0
+    scales[block] = scale
+    if stochastic:
+        _round8_stochastic(values, inverse, into, key_a, key_b, np.uint32(first + np.uint32(start)))
+    else:
+        _round8(values, inverse, into)
+    _decode8(into, widen_scale(scale), values)
+    return 0, 0 if np.isfinite(_add(before, level * unit, values)) else count_not_finite(values)
+
+
+@kernel
+def encode_difference_int8(
+    x: Any, past: Any, factors: Any, unit: Any, following: Any, scales: Any, codes: Any, draw: Any
 ) -> int:
     """Predict ``x`` and encode the difference.
 
@@ -127,13 +165,10 @@ def encode_difference_int8(
     factors : (ceil(size / 128),) uint8, written
     unit
         1 / 15 in the arrays' type.
-    following, bits, mask
-        Receives what the other end decodes; the same memory as unsigned integers; the integer that clears the sign
-        bit. Means nothing where elements are not finite.
-    scales, codes
-        Written as by ``encode_int8``.
-    draw : (bool, uint32, uint32, uint32)
-        Whether to round at random, the key of the noise, and the index of ``x[0]`` in it.
+    following
+        Receives what the other end decodes. Means nothing where elements are not finite.
+    scales, codes, draw
+        As of ``encode_int8``.
 
     Returns
     -------
@@ -141,28 +176,28 @@ def encode_difference_int8(
         Elements of the difference that are not finite in float32; if there are none, elements of ``following`` that
         are not finite. The output means nothing if there are any.
     """
-    stochastic, key_a, key_b, first = draw
-    bad = beyond = 0
-    for block in range(scales.size):
-        start, stop = block * _BLOCK, min((block + 1) * _BLOCK, x.size)
-        here, values, before = codes[start:stop], following[start:stop], past[start:stop]
-        level = _fit(x[start:stop], before)
-        factors[block] = level
-        _subtract(x[start:stop], before, level * unit, values)
-        if stochastic:
-            index = np.uint32(first + np.uint32(start))
-            scale = _int8_encode_stochastic(values, bits[start:stop], mask, here, key_a, key_b, index)
-        else:
-            scale = _int8_encode(values, bits[start:stop], mask, here)
-        if scale == INFINITE:
-            bad += count_not_single(values)
-            continue
-        scales[block] = scale
-        _int8_decode(here, widen_scale(scale), values)
-        _add(before, level * unit, values)
-        if not np.isfinite(block_maximum(bits[start:stop], mask)):
-            beyond += count_not_finite(values)
+    bad, beyond, whole = 0, 0, x.size // _BLOCK
+    for block in range(whole):
+        wrong, more = _encode8(x, past, factors, unit, following, scales, codes, draw, block, _BLOCK)
+        bad, beyond = bad + wrong, beyond + more
+    if whole < scales.size:
+        count = x.size - whole * _BLOCK
+        wrong, more = _encode8(x, past, factors, unit, following, scales, codes, draw, whole, count)
+        bad, beyond = bad + wrong, beyond + more
     return bad if bad else beyond
+
+
+@inlined
+def _decode_add8(
+    scales: Any, codes: Any, past: Any, factors: Any, unit: Any, following: Any, acc: Any, block: Any, count: Any
+) -> None:
+    start = block * _BLOCK
+    values, before, factor = window(following, start, count), window(past, start, count), factors[block] * unit
+    _decode8(window(codes, start, count), widen_scale(scales[block]), values)
+    if acc.size:
+        _accumulate(before, factor, values, window(acc, start, count))
+    else:
+        _add(before, factor, values)
 
 
 @kernel
@@ -170,62 +205,80 @@ def decode_difference_int8(
     scales: Any, codes: Any, past: Any, factors: Any, unit: Any, following: Any, acc: Any
 ) -> None:
     """Write what ``encode_difference_int8`` said is decoded, and add it to ``acc`` unless that is of size 0."""
-    for block in range(scales.size):
-        start, stop = block * _BLOCK, min((block + 1) * _BLOCK, past.size)
-        values = following[start:stop]
-        _int8_decode(codes[start:stop], widen_scale(scales[block]), values)
-        _add(past[start:stop], factors[block] * unit, values)
-        if acc.size:
-            _accumulate(values, acc[start:stop])
+    whole = past.size // _BLOCK
+    for block in range(whole):
+        _decode_add8(scales, codes, past, factors, unit, following, acc, block, _BLOCK)
+    if whole < scales.size:
+        _decode_add8(scales, codes, past, factors, unit, following, acc, whole, past.size - whole * _BLOCK)
 
 
-@kernel
-def encode_difference_int4(
+@inlined
+def _encode4(
     x: Any,
     past: Any,
     factors: Any,
     unit: Any,
     following: Any,
-    bits: Any,
-    mask: Any,
     scales: Any,
-    codes: Any,
+    packed: Any,
     draw: Any,
+    block: Any,
+    count: Any,
+) -> tuple[Any, Any]:
+    stochastic, key_a, key_b, first = draw
+    start = block * _BLOCK
+    here, before = window(x, start, count), window(past, start, count)
+    values, into = window(following, start, count), window(packed, block * _HALF, (count + 1) // 2)
+    level = _fit(here, before)
+    factors[block] = level
+    scale, inverse = choose_scale(_subtract(here, before, level * unit, values), _LIMIT4, _MAX_SCALE4)
+    if scale == INFINITE:
+        return count_not_single(values), 0
+    scales[block] = scale
+    if stochastic:
+        _round4_stochastic(values, inverse, into, key_a, key_b, np.uint32(first + np.uint32(start)))
+    else:
+        _round4(values, inverse, into)
+    _decode4(into, widen_scale(scale), values)
+    return 0, 0 if np.isfinite(_add(before, level * unit, values)) else count_not_finite(values)
+
+
+@kernel
+def encode_difference_int4(
+    x: Any, past: Any, factors: Any, unit: Any, following: Any, scales: Any, packed: Any, draw: Any
 ) -> int:
     """Predict and encode as int4, otherwise as ``encode_difference_int8``."""
-    stochastic, key_a, key_b, first = draw
-    bad = beyond = 0
-    for block in range(scales.size):
-        start, stop, lead, end = _int4_bounds(block, x.size)
-        here, values, before = codes[lead:end], following[start:stop], past[start:stop]
-        level = _fit(x[start:stop], before)
-        factors[block] = level
-        _subtract(x[start:stop], before, level * unit, values)
-        if stochastic:
-            index = np.uint32(first + np.uint32(start))
-            scale = _int4_encode_stochastic(values, bits[start:stop], mask, here, key_a, key_b, index)
-        else:
-            scale = _int4_encode(values, bits[start:stop], mask, here)
-        if scale == INFINITE:
-            bad += count_not_single(values)
-            continue
-        scales[block] = scale
-        _int4_decode(here, widen_scale(scale), values)
-        _add(before, level * unit, values)
-        if not np.isfinite(block_maximum(bits[start:stop], mask)):
-            beyond += count_not_finite(values)
+    bad, beyond, whole = 0, 0, x.size // _BLOCK
+    for block in range(whole):
+        wrong, more = _encode4(x, past, factors, unit, following, scales, packed, draw, block, _BLOCK)
+        bad, beyond = bad + wrong, beyond + more
+    if whole < scales.size:
+        count = x.size - whole * _BLOCK
+        wrong, more = _encode4(x, past, factors, unit, following, scales, packed, draw, whole, count)
+        bad, beyond = bad + wrong, beyond + more
     return bad if bad else beyond
+
+
+@inlined
+def _decode_add4(
+    scales: Any, packed: Any, past: Any, factors: Any, unit: Any, following: Any, acc: Any, block: Any, count: Any
+) -> None:
+    start = block * _BLOCK
+    values, before, factor = window(following, start, count), window(past, start, count), factors[block] * unit
+    _decode4(window(packed, block * _HALF, (count + 1) // 2), widen_scale(scales[block]), values)
+    if acc.size:
+        _accumulate(before, factor, values, window(acc, start, count))
+    else:
+        _add(before, factor, values)
 
 
 @kernel
 def decode_difference_int4(
-    scales: Any, codes: Any, past: Any, factors: Any, unit: Any, following: Any, acc: Any
+    scales: Any, packed: Any, past: Any, factors: Any, unit: Any, following: Any, acc: Any
 ) -> None:
     """Decode as int4, otherwise as ``decode_difference_int8``."""
-    for block in range(scales.size):
-        start, stop, lead, end = _int4_bounds(block, past.size)
-        values = following[start:stop]
-        _int4_decode(codes[lead:end], widen_scale(scales[block]), values)
-        _add(past[start:stop], factors[block] * unit, values)
-        if acc.size:
-            _accumulate(values, acc[start:stop])
+    whole = past.size // _BLOCK
+    for block in range(whole):
+        _decode_add4(scales, packed, past, factors, unit, following, acc, block, _BLOCK)
+    if whole < scales.size:
+        _decode_add4(scales, packed, past, factors, unit, following, acc, whole, past.size - whole * _BLOCK)

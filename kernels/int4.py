@@ -9,8 +9,17 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.kernels.bits import window
 from mpitrain.kernels.jit import inlined, kernel
-from mpitrain.kernels.quantize import BLOCK, INFINITE, count_not_single, measure_block, widen_scale
+from mpitrain.kernels.quantize import (
+    BLOCK,
+    INFINITE,
+    block_maximum,
+    choose_scale,
+    count_not_single,
+    widen_scale,
+)
+from mpitrain.kernels.reduce import flushed
 from mpitrain.kernels.rng import noise
 
 MAX_SCALE = 0x7E12
@@ -29,26 +38,39 @@ _EIGHT = np.int32(8)
 
 
 @inlined
-def bounds(block: Any, size: Any) -> tuple[int, int, int, int]:
-    """Return where a block of elements and where its bytes start and stop."""
-    start, stop = block * _BLOCK, min((block + 1) * _BLOCK, size)
-    first = block * _HALF
-    return start, stop, first, first + (stop - start + 1) // 2
-
-
-@inlined
 def _pack(low: Any, high: Any) -> Any:
     """Put two rounded floats into a byte; in floats, since converting once is faster than shifting integers."""
     return np.uint8(np.int32(low + _SIXTEEN * high + _ZEROS))
 
 
 @inlined
-def _pack_nearest(low: Any, high: Any, inverse: Any, packed: Any) -> None:
+def round_block(x: Any, inverse: Any, packed: Any) -> None:
+    """Write the nearest codes of a block; ``inverse`` is one over its scale."""
     # Scales are rounded up, and 7 times the largest falls short of float32 by 0.2 %: no code is beyond 7.
+    low, high = x[: packed.size], x[packed.size :]
     for i in range(high.size):
         packed[i] = _pack(np.rint(low[i] * inverse), np.rint(high[i] * inverse))
     for i in range(high.size, low.size):
         packed[i] = _pack(np.rint(low[i] * inverse), _SPARE)
+
+
+@inlined
+def _rest(value: Any, code: Any, scale: Any) -> Any:
+    return flushed(value - np.float32(np.int32(code)) * scale)
+
+
+@inlined
+def round_block_rest(x: Any, inverse: Any, scale: Any, packed: Any) -> None:
+    """Write the nearest codes of a block, and subtract their values from ``x``."""
+    low, high = x[: packed.size], x[packed.size :]
+    for i in range(high.size):
+        a, b = np.rint(low[i] * inverse), np.rint(high[i] * inverse)
+        packed[i] = _pack(a, b)
+        low[i], high[i] = _rest(low[i], a, scale), _rest(high[i], b, scale)
+    for i in range(high.size, low.size):
+        a = np.rint(low[i] * inverse)
+        packed[i] = _pack(a, _SPARE)
+        low[i] = _rest(low[i], a, scale)
 
 
 @inlined
@@ -57,7 +79,9 @@ def _round_stochastic(value: Any, key_a: Any, key_b: Any, index: Any) -> Any:
 
 
 @inlined
-def _pack_stochastic(low: Any, high: Any, inverse: Any, packed: Any, key_a: Any, key_b: Any, first: Any) -> None:
+def round_block_stochastic(x: Any, inverse: Any, packed: Any, key_a: Any, key_b: Any, first: Any) -> None:
+    """Write random codes as ``round_block`` does nearest ones; ``first`` is the index of ``x[0]`` in the noise."""
+    low, high = x[: packed.size], x[packed.size :]
     middle = np.uint32(first + np.uint32(low.size))
     for i in range(high.size):
         a = _round_stochastic(low[i] * inverse, key_a, key_b, first + np.uint32(i))
@@ -65,24 +89,6 @@ def _pack_stochastic(low: Any, high: Any, inverse: Any, packed: Any, key_a: Any,
         packed[i] = _pack(a, b)
     for i in range(high.size, low.size):
         packed[i] = _pack(_round_stochastic(low[i] * inverse, key_a, key_b, first + np.uint32(i)), _SPARE)
-
-
-@inlined
-def encode_block(x: Any, bits: Any, mask: Any, packed: Any) -> Any:
-    """Write the nearest codes of a block; returns the bits of its scale, or INFINITE and no codes."""
-    scale, inverse = measure_block(bits, mask, _LIMIT, _MAX_SCALE)
-    if scale != INFINITE:
-        _pack_nearest(x[: packed.size], x[packed.size :], inverse, packed)
-    return scale
-
-
-@inlined
-def encode_block_stochastic(x: Any, bits: Any, mask: Any, packed: Any, key_a: Any, key_b: Any, first: Any) -> Any:
-    """Write random codes as ``encode_block`` does nearest ones; ``first`` is the index of ``x[0]`` in the noise."""
-    scale, inverse = measure_block(bits, mask, _LIMIT, _MAX_SCALE)
-    if scale != INFINITE:
-        _pack_stochastic(x[: packed.size], x[packed.size :], inverse, packed, key_a, key_b, first)
-    return scale
 
 
 @inlined
@@ -120,21 +126,35 @@ def decode_block_subtract(packed: Any, scale: Any, rest: Any) -> None:
     """Subtract the values of a block's codes from ``rest``."""
     low, high = rest[: packed.size], rest[packed.size :]
     for i in range(low.size):
-        low[i] -= _low(packed[i], scale)
+        low[i] = flushed(low[i] - _low(packed[i], scale))
     for i in range(high.size):
-        high[i] -= _high(packed[i], scale)
+        high[i] = flushed(high[i] - _high(packed[i], scale))
+
+
+@inlined
+def _encode(x: Any, scales: Any, packed: Any, block: Any, count: Any, draw: Any) -> Any:
+    stochastic, key_a, key_b, first = draw
+    start = block * _BLOCK
+    here, into = window(x, start, count), window(packed, block * _HALF, (count + 1) // 2)
+    scale, inverse = choose_scale(block_maximum(here), _LIMIT, _MAX_SCALE)
+    if scale == INFINITE:
+        return count_not_single(here)
+    scales[block] = scale
+    if stochastic:
+        round_block_stochastic(here, inverse, into, key_a, key_b, np.uint32(first + np.uint32(start)))
+    else:
+        round_block(here, inverse, into)
+    return 0
 
 
 @kernel
-def encode_int4(x: Any, bits: Any, mask: Any, scales: Any, packed: Any) -> int:
-    """Quantize to the nearest code.
+def encode_int4(x: Any, scales: Any, packed: Any, draw: Any) -> int:
+    """Quantize to the nearest code, or to a neighbouring one at random, right on average.
 
     Parameters
     ----------
-    x, bits, mask
-        Values, the same memory as unsigned integers, and the integer that clears the sign bit.
-    scales : (ceil(size / 128),) uint16, written
-        Bits of the bfloat16 scales.
+    x, scales, draw
+        As of ``encode_int8``.
     packed : (ceil(size / 2),) uint8, written
         Codes; in the last block of n elements the high halves begin with element ceil(n / 2).
 
@@ -143,34 +163,11 @@ def encode_int4(x: Any, bits: Any, mask: Any, scales: Any, packed: Any) -> int:
     int
         Elements that are not finite in float32; the output means nothing if there are any.
     """
-    bad = 0
-    for block in range(scales.size):
-        start, stop, lead, end = bounds(block, x.size)
-        scale = encode_block(x[start:stop], bits[start:stop], mask, packed[lead:end])
-        if scale == INFINITE:
-            bad += count_not_single(x[start:stop])
-            continue
-        scales[block] = scale
-    return bad
-
-
-@kernel
-def encode_int4_stochastic(
-    x: Any, bits: Any, mask: Any, scales: Any, packed: Any, key_a: Any, key_b: Any, first: Any
-) -> int:
-    """Quantize to a neighbouring code at random, right on average (as ``encode_int4`` otherwise).
-
-    ``first`` is the index of ``x[0]`` in the noise of the key.
-    """
-    bad = 0
-    for block in range(scales.size):
-        start, stop, lead, end = bounds(block, x.size)
-        here = np.uint32(first + np.uint32(start))
-        scale = encode_block_stochastic(x[start:stop], bits[start:stop], mask, packed[lead:end], key_a, key_b, here)
-        if scale == INFINITE:
-            bad += count_not_single(x[start:stop])
-            continue
-        scales[block] = scale
+    bad, whole = 0, x.size // _BLOCK
+    for block in range(whole):
+        bad += _encode(x, scales, packed, block, _BLOCK, draw)
+    if whole < scales.size:
+        bad += _encode(x, scales, packed, whole, x.size - whole * _BLOCK, draw)
     return bad
 
 
@@ -186,14 +183,20 @@ def holds_no_code(packed: Any) -> bool:
 @kernel
 def decode_int4(scales: Any, packed: Any, out: Any) -> None:
     """Write ``code * scale`` to ``out``."""
-    for block in range(scales.size):
-        start, stop, lead, end = bounds(block, out.size)
-        decode_block(packed[lead:end], widen_scale(scales[block]), out[start:stop])
+    whole = out.size // _BLOCK
+    for block in range(whole):
+        here = window(packed, block * _HALF, _HALF)
+        decode_block(here, widen_scale(scales[block]), window(out, block * _BLOCK, _BLOCK))
+    if whole < scales.size:
+        decode_block(packed[whole * _HALF :], widen_scale(scales[whole]), out[whole * _BLOCK :])
 
 
 @kernel
 def decode_int4_add(scales: Any, packed: Any, acc: Any) -> None:
     """Add ``code * scale`` to ``acc``."""
-    for block in range(scales.size):
-        start, stop, lead, end = bounds(block, acc.size)
-        decode_block_add(packed[lead:end], widen_scale(scales[block]), acc[start:stop])
+    whole = acc.size // _BLOCK
+    for block in range(whole):
+        here = window(packed, block * _HALF, _HALF)
+        decode_block_add(here, widen_scale(scales[block]), window(acc, block * _BLOCK, _BLOCK))
+    if whole < scales.size:
+        decode_block_add(packed[whole * _HALF :], widen_scale(scales[whole]), acc[whole * _BLOCK :])

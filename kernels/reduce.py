@@ -4,7 +4,14 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.kernels.jit import kernel
+from mpitrain.kernels.bits import smallest_normal
+from mpitrain.kernels.jit import inlined, kernel
+
+
+@inlined
+def flushed(value: Any) -> Any:
+    """Return ``value``, or 0 where it is subnormal: a residual of such numbers slows every step that touches it."""
+    return value if abs(value) >= smallest_normal(value) else value - value
 
 
 @kernel
@@ -12,6 +19,13 @@ def add(x: Any, acc: Any) -> None:
     """Add ``x`` to ``acc``."""
     for i in range(x.size):
         acc[i] += x[i]
+
+
+@kernel
+def subtract(x: Any, rest: Any) -> None:
+    """Subtract ``x`` from ``rest``; what is subnormal becomes 0."""
+    for i in range(x.size):
+        rest[i] = flushed(rest[i] - x[i])
 
 
 @kernel

@@ -9,7 +9,7 @@ import numpy.typing as npt
 from mpitrain.arrays import Bytes, Floats
 from mpitrain.errors import CodecError
 from mpitrain.kernels import delta
-from mpitrain.kernels.reduce import add, count_not_finite
+from mpitrain.kernels.reduce import add, count_not_finite, subtract
 
 
 class Codec(ABC):
@@ -92,7 +92,7 @@ class Codec(ABC):
         wire, key, first
             As in ``encode``.
         next_error : (size,) dtype, contiguous, written
-            ``x + error`` minus what the other end decodes; not memory of the others.
+            ``x + error`` minus what the other end decodes, where that is not subnormal; not memory of the others.
         decoded : (size,) dtype, contiguous, or None, written
             Receives what the other end decodes. Room for it is allocated otherwise, unless ``fuses_residual``.
 
@@ -107,7 +107,7 @@ class Codec(ABC):
         nbytes, nonfinite = self.encode(next_error, wire, key, first)
         if not nonfinite:
             self.decode(wire[:nbytes], decoded)
-            np.subtract(next_error, decoded, out=next_error)
+            subtract(decoded, next_error)
         return nbytes, nonfinite
 
     def encode_difference(

@@ -4,7 +4,7 @@ Format: ceil(size / 128) uint16 (the bits of the scales, rounded up), then the c
 """
 
 from collections.abc import Callable
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,28 +14,19 @@ from mpitrain.codecs.scaled import Scaled
 from mpitrain.kernels.delta import LEVELS
 from mpitrain.kernels.quantize import BLOCK
 
-_SIGN_MASK: dict[np.dtype[np.floating[Any]], np.unsignedinteger[Any]] = {
-    np.dtype(np.float32): np.uint32(2**31 - 1),
-    np.dtype(np.float64): np.uint64(2**63 - 1),
-}
+Draw = tuple[bool, np.uint32, np.uint32, np.uint32]
 
 
 class BlockKernels(NamedTuple):
     """The loops of a codec, the bits of its largest scale, and its loops with a memory, if it has any."""
 
     encode: Callable[..., int]
-    encode_stochastic: Callable[..., int]
     decode: Callable[..., None]
     decode_add: Callable[..., None]
     max_scale: int
     encode_residual: Callable[..., int] | None = None
     encode_difference: Callable[..., int] | None = None
     decode_difference: Callable[..., None] | None = None
-
-
-def _noise(key: int, first: int) -> tuple[np.uint32, np.uint32, np.uint32]:
-    """Return both halves of a key, and an index in its noise."""
-    return np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 & 0xFFFFFFFF), np.uint32(first & 0xFFFFFFFF)
 
 
 class BlockScaled(Scaled):
@@ -65,13 +56,12 @@ class BlockScaled(Scaled):
         """Quantize block by block."""
         self.check_buffers(x, wire)
         scales, codes = self._parts(wire, x.size)
-        mask = _SIGN_MASK[self.dtype]
-        bits = x.view(mask.dtype)
-        if self.stochastic:
-            bad = self.kernels.encode_stochastic(x, bits, mask, scales, codes, *_noise(key, first))
-        else:
-            bad = self.kernels.encode(x, bits, mask, scales, codes)
-        return self.max_nbytes(x.size), bad
+        return self.max_nbytes(x.size), self.kernels.encode(x, scales, codes, self._draw(key, first))
+
+    def _draw(self, key: int, first: int) -> Draw:
+        """Tell the kernels whether to round at random, the halves of the key, and the index in its noise."""
+        low, high = np.uint32(key & 0xFFFFFFFF), np.uint32(key >> 32 & 0xFFFFFFFF)
+        return self.stochastic, low, high, np.uint32(first & 0xFFFFFFFF)
 
     @property
     def fuses_residual(self) -> bool:
@@ -95,10 +85,8 @@ class BlockScaled(Scaled):
         self.check_like(x, error, next_error, next_error if decoded is None else decoded)
         decoded = next_error[:0] if decoded is None else decoded
         scales, codes = self._parts(wire, x.size)
-        mask = _SIGN_MASK[self.dtype]
-        bits = next_error.view(mask.dtype)
-        draw = (self.stochastic, *_noise(key, first))
-        bad = self.kernels.encode_residual(x, error, next_error, bits, mask, scales, codes, decoded, draw)
+        draw = self._draw(key, first)
+        bad = self.kernels.encode_residual(x, error, next_error, scales, codes, decoded, draw)
         return self.max_nbytes(x.size), bad
 
     def encode_difference(
@@ -118,10 +106,8 @@ class BlockScaled(Scaled):
         self.check_like(x, past, following)
         self._check_factors(factors, x.size)
         scales, codes = self._parts(wire, x.size)
-        mask = _SIGN_MASK[self.dtype]
-        bits = following.view(mask.dtype)
-        draw = (self.stochastic, *_noise(key, first))
-        bad = self.kernels.encode_difference(x, past, factors, self._unit, following, bits, mask, scales, codes, draw)
+        draw = self._draw(key, first)
+        bad = self.kernels.encode_difference(x, past, factors, self._unit, following, scales, codes, draw)
         return self.max_nbytes(x.size), bad
 
     def decode_difference(

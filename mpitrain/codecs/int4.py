@@ -22,7 +22,6 @@ from mpitrain.kernels.int4 import (
     decode_int4,
     decode_int4_add,
     encode_int4,
-    encode_int4_stochastic,
     holds_no_code,
 )
 from mpitrain.kernels.residual import encode_residual_int4
@@ -38,7 +37,6 @@ class Int4(BlockScaled):
     code_type = np.uint8
     kernels = BlockKernels(
         encode_int4,
-        encode_int4_stochastic,
         decode_int4,
         decode_int4_add,
         MAX_SCALE,

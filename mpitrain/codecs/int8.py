@@ -14,7 +14,6 @@ from mpitrain.kernels.quantize import (
     decode_int8,
     decode_int8_add,
     encode_int8,
-    encode_int8_stochastic,
 )
 from mpitrain.kernels.residual import encode_residual_int8
 
@@ -27,7 +26,6 @@ class Int8(BlockScaled):
     code_type = np.int8
     kernels = BlockKernels(
         encode_int8,
-        encode_int8_stochastic,
         decode_int8,
         decode_int8_add,
         MAX_SCALE,

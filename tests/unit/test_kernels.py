@@ -17,6 +17,7 @@ from tests.reference import quantizers
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = [0, 1, 2, 3, 4, 5, 127, 128, 129, 300]
+NEAREST = (False, np.uint32(0), np.uint32(0), np.uint32(0))
 FLOATS = [np.float32, np.float64]
 
 
@@ -101,8 +102,7 @@ def test_scales_stay_in_their_range():
     for exponent in np.arange(-149, 128):
         x = np.array([2.0**exponent, -(2.0**exponent) * 0.999], np.float32)
         scales, codes = np.zeros(1, np.uint16), np.zeros(2, np.int8)
-        mask = np.uint32(2**31 - 1)
-        assert quantize.encode_int8(x, x.view(np.uint32), mask, scales, codes) == 0
+        assert quantize.encode_int8(x, scales, codes, NEAREST) == 0
         assert scales[0] == 0 or quantize.MIN_SCALE <= scales[0] <= quantize.MAX_SCALE
         assert (codes[0] >= 125) if scales[0] else not codes.any()
 
@@ -114,7 +114,7 @@ def test_the_smallest_scale_is_still_sent():
     for step, scale, code in ((smallest, 0x0080, 127), (np.nextafter(below, smallest), 0x0080, 126), (below, 0, 0)):
         x = np.array([127, -127], np.float32) * step
         scales, codes = np.full(1, 7, np.uint16), np.full(2, 99, np.int8)
-        assert quantize.encode_int8(x, x.view(np.uint32), np.uint32(2**31 - 1), scales, codes) == 0
+        assert quantize.encode_int8(x, scales, codes, NEAREST) == 0
         assert (scales[0], codes.tolist()) == (scale, [code, -code])
 
 
@@ -186,11 +186,9 @@ def test_half_of_float32(size):
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("size", SIZES)
 def test_int8_equals_the_twin(size, dtype):
-    unsigned = np.uint32 if dtype == np.float32 else np.uint64
-    mask = unsigned(2 ** (31 if dtype == np.float32 else 63) - 1)
     x = draw(size, dtype)
     scales, codes = np.full(-(-size // 128), 7, np.uint16), np.full(size, 99, np.int8)
-    assert quantize.encode_int8(x, x.view(unsigned), mask, scales, codes) == 0
+    assert quantize.encode_int8(x, scales, codes, NEAREST) == 0
     assert b"".join([scales.tobytes(), codes.tobytes()]) == quantizers.int8_bytes(x)
     out, acc = np.empty_like(x), np.ones_like(x)
     expected = quantizers.block_decode(scales, codes).astype(dtype)
@@ -207,10 +205,8 @@ def test_int8_equals_the_twin(size, dtype):
 def test_a_bad_block_leaves_the_others_alone(size, dtype, stochastic, bits):
     if size < 2:
         return
-    unsigned = np.uint32 if dtype == np.float32 else np.uint64
-    mask, more = unsigned(2 ** (31 if dtype == np.float32 else 63) - 1), [np.uint32(1), np.uint32(2), np.uint32(3)]
-    name = f"encode_int{bits}" + ("_stochastic" if stochastic else "")
-    run = getattr(int4 if bits == 4 else quantize, name)
+    encode = int4.encode_int4 if bits == 4 else quantize.encode_int8
+    how = (stochastic, np.uint32(1), np.uint32(2), np.uint32(3))
     results = []
     for bad in (None, np.nan, -np.inf):
         x = draw(size, dtype)
@@ -220,8 +216,7 @@ def test_a_bad_block_leaves_the_others_alone(size, dtype, stochastic, bits):
             np.full(-(-size // 128), 7, np.uint16),
             np.full(-(-size * bits // 8), 99, np.int8 if bits == 8 else np.uint8),
         )
-        found = run(x, x.view(unsigned), mask, scales, codes, *(more if stochastic else []))
-        assert found == (0 if bad is None else 2)
+        assert encode(x, scales, codes, how) == (0 if bad is None else 2)
         results.append((scales[:-2].tobytes(), codes[: max(0, size // 128 - 1) * 16 * bits].tobytes()))
     assert results[0] == results[1] == results[2]
 
@@ -233,11 +228,9 @@ def test_a_bad_block_leaves_the_others_alone(size, dtype, stochastic, bits):
 @pytest.mark.parametrize("size", [*SIZES, 64, 65, 191, 192, 193])
 def test_int4_equals_the_twin(size, dtype):
     """Bytes and decoded values; nothing is written beside the vectors."""
-    unsigned = np.uint32 if dtype == np.float32 else np.uint64
-    mask = unsigned(2 ** (31 if dtype == np.float32 else 63) - 1)
     x = draw(size, dtype)
     scales, packed = np.full(-(-size // 128), 7, np.uint16), np.full((size + 1) // 2, 99, np.uint8)
-    assert int4.encode_int4(x, x.view(unsigned), mask, scales, packed) == 0
+    assert int4.encode_int4(x, scales, packed, NEAREST) == 0
     assert scales.tobytes() + packed.tobytes() == quantizers.int4_bytes(x)
     assert not int4.holds_no_code(packed)
     out, acc = np.full(size + 2, 9, dtype), np.full(size + 2, 9, dtype)
@@ -258,16 +251,33 @@ def test_every_byte_that_holds_no_code():
                 assert int4.holds_no_code(packed) == (byte % 16 == 0 or byte < 16)
 
 
-def test_no_code_of_int4_is_beyond_seven():
-    """Nearest rounding clips nothing: the largest element of a block is 7, whatever it is, up to the largest float."""
+@pytest.fixture(scope="module")
+def magnitudes():
+    """Every 1,024th float of some octaves, up to the largest."""
     largest = np.finfo(np.float32).max
     mantissas = np.linspace(1, 2, 1025)[:-1].astype(np.float32)
-    values = [m * np.float32(2.0**e) for e in (-123, -100, -1, 0, 5, 100, 127) for m in mantissas]
-    values += [largest, np.nextafter(largest, np.float32(0))]
-    for value in values:
+    values = [m * np.float32(2.0**e) for e in (-119, -100, -1, 0, 5, 100, 127) for m in mantissas]
+    return [*values, largest, np.nextafter(largest, np.float32(0))]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_no_code_of_int8_is_beyond_127(magnitudes, dtype):
+    """Nearest rounding needs no clipping: the largest element of a block is 126 or 127, up to the largest float."""
+    x, scales, codes = np.empty(256, dtype), np.zeros(2, np.uint16), np.zeros(256, np.int8)
+    for value in magnitudes:
+        x[:128], x[128:] = value, -value
+        assert quantize.encode_int8(x, scales, codes, NEAREST) == 0
+        assert 126 <= codes[0] == -codes[255] <= 127
+        assert (codes[:128] == codes[0]).all()
+        assert (codes[128:] == codes[255]).all()
+
+
+def test_no_code_of_int4_is_beyond_seven(magnitudes):
+    """Nearest rounding clips nothing: the largest element of a block is 7, whatever it is, up to the largest float."""
+    for value in magnitudes:
         x = np.array([value, -value], np.float32)
         scales, packed = np.zeros(1, np.uint16), np.zeros(1, np.uint8)
-        assert int4.encode_int4(x, x.view(np.uint32), np.uint32(2**31 - 1), scales, packed) == 0
+        assert int4.encode_int4(x, scales, packed, NEAREST) == 0
         assert packed[0] == 15 + 16
         assert quantize.MIN_SCALE <= scales[0] <= int4.MAX_SCALE
 
