@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.kernels.bits import window
 from mpitrain.kernels.jit import inlined, kernel
 from mpitrain.kernels.planar import WIDTH, flag, fold, magnitude, nearest_scale
 from mpitrain.kernels.quantize import widen_scale
@@ -33,36 +34,35 @@ def _above(value: Any, threshold: Any) -> Any:
 
 
 @inlined
-def _sum_above(x: Any, block: Any, threshold: Any, lanes: Any) -> Any:
+def _sum_above(x: Any, threshold: Any, lanes: Any) -> Any:
     for i in range(WIDTH):
-        a, b = magnitude(x[block, 0, i], _PART), magnitude(x[block, 1, i], _PART)
-        c, d = magnitude(x[block, 2, i], _PART), magnitude(x[block, 3, i], _PART)
+        a, b = magnitude(x[i], _PART), magnitude(x[i + 32], _PART)
+        c, d = magnitude(x[i + 64], _PART), magnitude(x[i + 96], _PART)
         lanes[i] = (_above(a, threshold) + _above(c, threshold)) + (_above(b, threshold) + _above(d, threshold))
     return fold(lanes)
 
 
 @inlined
-def _count_above(x: Any, block: Any, threshold: Any) -> Any:
+def _count_above(x: Any, threshold: Any) -> Any:
     count = np.int32(0)
-    for i in range(WIDTH):
-        for k in range(ROWS):
-            count = np.int32(count + flag(magnitude(x[block, k, i], _PART) > threshold, 1))
+    for i in range(BLOCK):
+        count = np.int32(count + flag(magnitude(x[i], _PART) > threshold, 1))
     return count
 
 
 @inlined
-def _mean_above(x: Any, block: Any, threshold: Any, lanes: Any) -> Any:
+def _mean_above(x: Any, threshold: Any, lanes: Any) -> Any:
     """Return the mean of the magnitudes above a threshold, both multiplied by a part of the block; 0 if none is."""
     # Two loops: with the count in the first, its integers and the sum's floats kept each other from being vectors.
-    total = _sum_above(x, block, threshold, lanes)
-    return total / np.float32(max(_count_above(x, block, threshold), np.int32(1)))
+    total = _sum_above(x, threshold, lanes)
+    return total / np.float32(max(_count_above(x, threshold), np.int32(1)))
 
 
 @inlined
-def _mean(x: Any, block: Any, lanes: Any) -> Any:
+def _mean(x: Any, lanes: Any) -> Any:
     for i in range(WIDTH):
-        lanes[i] = (magnitude(x[block, 0, i], _PART) + magnitude(x[block, 2, i], _PART)) + (
-            magnitude(x[block, 1, i], _PART) + magnitude(x[block, 3, i], _PART)
+        lanes[i] = (magnitude(x[i], _PART) + magnitude(x[i + 64], _PART)) + (
+            magnitude(x[i + 32], _PART) + magnitude(x[i + 96], _PART)
         )
     return fold(lanes)
 
@@ -73,11 +73,11 @@ def _code(value: Any, threshold: Any) -> Any:
 
 
 @inlined
-def _pack(x: Any, block: Any, threshold: Any, packed: Any) -> None:
+def _pack(x: Any, threshold: Any, packed: Any) -> None:
     for i in range(WIDTH):
-        low = _code(x[block, 0, i], threshold) | (_code(x[block, 1, i], threshold) << _TWO)
-        high = _code(x[block, 2, i], threshold) | (_code(x[block, 3, i], threshold) << _TWO)
-        packed[block, i] = np.uint8(low | (high << np.int32(4)))
+        low = _code(x[i], threshold) | (_code(x[i + 32], threshold) << _TWO)
+        high = _code(x[i + 64], threshold) | (_code(x[i + 96], threshold) << _TWO)
+        packed[i] = np.uint8(low | (high << np.int32(4)))
 
 
 @kernel
@@ -86,14 +86,14 @@ def encode_int2(x: Any, more: Any, lanes: Any, scales: Any, packed: Any) -> int:
 
     Parameters
     ----------
-    x : (blocks, 4, 32) float32 or float64
+    x : (128 blocks,) float32 or float64
         Not changed. What stands for no element is 0.
     more : float32
         128 divided by the elements of a block.
     lanes : (32,) float32, overwritten
     scales : (blocks,) uint16, written
         Bits of the bfloat16 scales.
-    packed : (blocks, 32) uint8, written
+    packed : (32 blocks,) uint8, written
 
     Returns
     -------
@@ -102,13 +102,14 @@ def encode_int2(x: Any, more: Any, lanes: Any, scales: Any, packed: Any) -> int:
     """
     bad = 0
     for block in range(scales.size):
-        mean = _mean(x, block, lanes)
+        here = window(x, block * BLOCK, BLOCK)
+        mean = _mean(here, lanes)
         bad += not mean <= _LARGEST
-        centroid = _mean_above(x, block, (mean * more) * (_FIRST * _PART), lanes)
-        centroid = _mean_above(x, block, centroid * _HALF, lanes)
+        centroid = _mean_above(here, (mean * more) * (_FIRST * _PART), lanes)
+        centroid = _mean_above(here, centroid * _HALF, lanes)
         scale = nearest_scale(centroid * _WHOLE)
         scales[block] = scale
-        _pack(x, block, widen_scale(scale) * _HALF if scale else _NEVER, packed)
+        _pack(here, widen_scale(scale) * _HALF if scale else _NEVER, window(packed, block * WIDTH, WIDTH))
     return bad
 
 
@@ -123,21 +124,21 @@ def holds_no_code(packed: Any) -> bool:
 
 @kernel
 def decode_int2(scales: Any, packed: Any, out: Any) -> None:
-    """Write ``code * scale`` to ``out``, a grid (blocks, 4, 32)."""
+    """Write ``code * scale`` to ``out``."""
     for block in range(scales.size):
-        scale = widen_scale(scales[block])
+        scale, codes = widen_scale(scales[block]), window(packed, block * WIDTH, WIDTH)
         for k in range(ROWS):
-            shift = np.int32(2 * k)
+            row, shift = window(out, block * BLOCK + k * WIDTH, WIDTH), np.int32(2 * k)
             for i in range(WIDTH):
-                out[block, k, i] = np.float32(((np.int32(packed[block, i]) >> shift) & _THREE) - _TWO) * scale
+                row[i] = np.float32(((np.int32(codes[i]) >> shift) & _THREE) - _TWO) * scale
 
 
 @kernel
 def decode_int2_add(scales: Any, packed: Any, acc: Any) -> None:
-    """Add ``code * scale`` to ``acc``, a grid (blocks, 4, 32)."""
+    """Add ``code * scale`` to ``acc``."""
     for block in range(scales.size):
-        scale = widen_scale(scales[block])
+        scale, codes = widen_scale(scales[block]), window(packed, block * WIDTH, WIDTH)
         for k in range(ROWS):
-            shift = np.int32(2 * k)
+            row, shift = window(acc, block * BLOCK + k * WIDTH, WIDTH), np.int32(2 * k)
             for i in range(WIDTH):
-                acc[block, k, i] += np.float32(((np.int32(packed[block, i]) >> shift) & _THREE) - _TWO) * scale
+                row[i] += np.float32(((np.int32(codes[i]) >> shift) & _THREE) - _TWO) * scale

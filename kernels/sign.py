@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from mpitrain.kernels.bits import window
 from mpitrain.kernels.jit import inlined, kernel
 from mpitrain.kernels.planar import WIDTH, flag, fold, magnitude, nearest_scale
 from mpitrain.kernels.quantize import widen_scale
@@ -21,23 +22,21 @@ _TWO = np.int32(2)
 
 
 @inlined
-def _column_sum(x: Any, block: Any, i: Any) -> Any:
-    even = (magnitude(x[block, 0, i], _PART) + magnitude(x[block, 4, i], _PART)) + (
-        magnitude(x[block, 2, i], _PART) + magnitude(x[block, 6, i], _PART)
+def _column_sum(x: Any, i: Any) -> Any:
+    even = (magnitude(x[i], _PART) + magnitude(x[i + 128], _PART)) + (
+        magnitude(x[i + 64], _PART) + magnitude(x[i + 192], _PART)
     )
-    odd = (magnitude(x[block, 1, i], _PART) + magnitude(x[block, 5, i], _PART)) + (
-        magnitude(x[block, 3, i], _PART) + magnitude(x[block, 7, i], _PART)
+    odd = (magnitude(x[i + 32], _PART) + magnitude(x[i + 160], _PART)) + (
+        magnitude(x[i + 96], _PART) + magnitude(x[i + 224], _PART)
     )
     return even + odd
 
 
 @inlined
-def _column_signs(x: Any, block: Any, i: Any) -> Any:
-    low = (flag(x[block, 0, i] < 0, 1) | flag(x[block, 1, i] < 0, 2)) | (
-        flag(x[block, 2, i] < 0, 4) | flag(x[block, 3, i] < 0, 8)
-    )
-    high = (flag(x[block, 4, i] < 0, 16) | flag(x[block, 5, i] < 0, 32)) | (
-        flag(x[block, 6, i] < 0, 64) | flag(x[block, 7, i] < 0, 128)
+def _column_signs(x: Any, i: Any) -> Any:
+    low = (flag(x[i] < 0, 1) | flag(x[i + 32] < 0, 2)) | (flag(x[i + 64] < 0, 4) | flag(x[i + 96] < 0, 8))
+    high = (flag(x[i + 128] < 0, 16) | flag(x[i + 160] < 0, 32)) | (
+        flag(x[i + 192] < 0, 64) | flag(x[i + 224] < 0, 128)
     )
     return np.uint8(low | high)
 
@@ -48,14 +47,14 @@ def encode_sign(x: Any, more: Any, lanes: Any, scales: Any, signs: Any) -> int:
 
     Parameters
     ----------
-    x : (blocks, 8, 32) float32 or float64
+    x : (256 blocks,) float32 or float64
         Not changed. What stands for no element is 0.
     more : float32
         256 divided by the elements of a block.
     lanes : (32,) float32, overwritten
     scales : (blocks,) uint16, written
         Bits of the bfloat16 scales.
-    signs : (blocks, 32) uint8, written
+    signs : (32 blocks,) uint8, written
 
     Returns
     -------
@@ -64,9 +63,10 @@ def encode_sign(x: Any, more: Any, lanes: Any, scales: Any, signs: Any) -> int:
     """
     bad = 0
     for block in range(scales.size):
+        here, bits = window(x, block * BLOCK, BLOCK), window(signs, block * WIDTH, WIDTH)
         for i in range(WIDTH):
-            lanes[i] = _column_sum(x, block, i)
-            signs[block, i] = _column_signs(x, block, i)
+            lanes[i] = _column_sum(here, i)
+            bits[i] = _column_signs(here, i)
         mean = fold(lanes)
         bad += not mean <= _LARGEST
         scales[block] = nearest_scale(mean * more)
@@ -81,21 +81,21 @@ def _value(signs: Any, shift: Any, scale: Any) -> Any:
 
 @kernel
 def decode_sign(scales: Any, signs: Any, out: Any) -> None:
-    """Write the scale or its negative to ``out``, a grid (blocks, 8, 32)."""
+    """Write the scale or its negative to ``out``."""
     for block in range(scales.size):
-        scale = widen_scale(scales[block])
+        scale, bits = widen_scale(scales[block]), window(signs, block * WIDTH, WIDTH)
         for k in range(ROWS):
-            shift = np.int32(k)
+            row, shift = window(out, block * BLOCK + k * WIDTH, WIDTH), np.int32(k)
             for i in range(WIDTH):
-                out[block, k, i] = _value(signs[block, i], shift, scale)
+                row[i] = _value(bits[i], shift, scale)
 
 
 @kernel
 def decode_sign_add(scales: Any, signs: Any, acc: Any) -> None:
-    """Add the scale or its negative to ``acc``, a grid (blocks, 8, 32)."""
+    """Add the scale or its negative to ``acc``."""
     for block in range(scales.size):
-        scale = widen_scale(scales[block])
+        scale, bits = widen_scale(scales[block]), window(signs, block * WIDTH, WIDTH)
         for k in range(ROWS):
-            shift = np.int32(k)
+            row, shift = window(acc, block * BLOCK + k * WIDTH, WIDTH), np.int32(k)
             for i in range(WIDTH):
-                acc[block, k, i] += _value(signs[block, i], shift, scale)
+                row[i] += _value(bits[i], shift, scale)

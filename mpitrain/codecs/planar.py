@@ -18,7 +18,7 @@ from mpitrain.kernels.quantize import count_not_single
 
 
 class PlanarKernels(NamedTuple):
-    """The loops of a codec, over grids (blocks, rows, 32), and the rows."""
+    """The loops of a codec, over whole blocks, and the rows of one."""
 
     encode: Callable[..., int]
     decode: Callable[..., None]
@@ -48,15 +48,13 @@ class Planar(Scaled):
         lanes = np.empty(WIDTH, np.float32)
         whole = x.size // self.block
         end = whole * self.block
-        bad = self.kernels.encode(
-            self._grid(x[:end]), np.float32(1), lanes, scales[:whole], self._columns(codes, whole)
-        )
+        bad = self.kernels.encode(x[:end], np.float32(1), lanes, scales[:whole], codes)
         if end < x.size:
-            packed = np.empty((1, WIDTH), np.uint8)
+            packed = np.empty(WIDTH, np.uint8)
             more = np.float32(self.block / (x.size - end))
             bad += self.kernels.encode(self._spread(x[end:]), more, lanes, scales[whole:], packed)
             rest = codes[whole * WIDTH :]
-            rest[:] = packed[0, : rest.size]
+            rest[:] = packed[: rest.size]
         return self.max_nbytes(x.size), count_not_single(x) if bad else 0
 
     def decode(self, wire: Bytes, out: Floats) -> None:
@@ -64,7 +62,7 @@ class Planar(Scaled):
         scales, codes = self._open(wire, out.size)
         whole = out.size // self.block
         end = whole * self.block
-        self.kernels.decode(scales[:whole], self._columns(codes, whole), self._grid(out[:end]))
+        self.kernels.decode(scales[:whole], codes, out[:end])
         if end < out.size:
             out[end:] = self._rest(scales[whole:], codes[whole * WIDTH :], out.size - end)
 
@@ -73,26 +71,18 @@ class Planar(Scaled):
         scales, codes = self._open(wire, acc.size)
         whole = acc.size // self.block
         end = whole * self.block
-        self.kernels.decode_add(scales[:whole], self._columns(codes, whole), self._grid(acc[:end]))
+        self.kernels.decode_add(scales[:whole], codes, acc[:end])
         if end < acc.size:
             acc[end:] += self._rest(scales[whole:], codes[whole * WIDTH :], acc.size - end)
-
-    def _grid(self, x: Floats) -> Floats:
-        """Look at whole blocks as grids."""
-        return x.reshape(-1, self.kernels.rows, WIDTH)
-
-    def _columns(self, codes: Bytes, blocks: int) -> Bytes:
-        """Look at the bytes of whole blocks as rows of columns."""
-        return codes[: blocks * WIDTH].reshape(-1, WIDTH)
 
     def _spread(self, rest: Floats) -> Floats:
         """Copy the last elements into a grid whose rows are longer than needed."""
         rows, width = self.kernels.rows, self.code_nbytes(rest.size)
-        grid = np.zeros((1, rows, WIDTH), self.dtype)
+        grid = np.zeros((rows, WIDTH), self.dtype)
         values = np.zeros(rows * width, self.dtype)
         values[: rest.size] = rest
-        grid[0, :, :width] = values.reshape(rows, width)
-        return grid
+        grid[:, :width] = values.reshape(rows, width)
+        return grid.reshape(-1)
 
     def _spare(self, codes: Bytes, size: int) -> Iterator[tuple[int, Bytes]]:
         """Give the rows of the last block that are short, each with the bytes in which it has no element."""
@@ -104,9 +94,9 @@ class Planar(Scaled):
 
     def _rest(self, scales: npt.NDArray[np.uint16], codes: Bytes, size: int) -> Floats:
         """Decode the last block."""
-        grid = np.empty((1, self.kernels.rows, WIDTH), self.dtype)
-        packed = np.zeros((1, WIDTH), np.uint8)
-        packed[0, : codes.size] = codes
-        self.kernels.decode(scales, packed, grid)
-        values: Floats = grid[0, :, : codes.size].reshape(-1)[:size]
+        grid = np.empty((self.kernels.rows, WIDTH), self.dtype)
+        packed = np.zeros(WIDTH, np.uint8)
+        packed[: codes.size] = codes
+        self.kernels.decode(scales, packed, grid.reshape(-1))
+        values: Floats = grid[:, : codes.size].reshape(-1)[:size]
         return values
