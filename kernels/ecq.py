@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from mpitrain.kernels.bits import as_float
+from mpitrain.kernels.bits import as_bits, as_float, window
 from mpitrain.kernels.jit import inlined, kernel
 from mpitrain.kernels.quantize import count_not_single, widen_scale
 from mpitrain.kernels.rans import BLOCK
@@ -25,7 +25,7 @@ RAW_BITS = 32
 
 _ROUND = np.float32(15 / 32)
 _LIMIT = np.float32(LIMIT)
-_LARGEST = np.float32(3.4028234663852886e38)
+_ZERO = np.int32(LIMIT)
 _SHIFT = 256.0
 """Reconstruction points are shifted in 256ths of a step."""
 _CLOSE = 0.004
@@ -161,14 +161,18 @@ def find_step(sample: Any, guess: int, bits: float, noise: float, log2: Any, cou
 
 
 @inlined
-def _quantize_block(x: Any, inverse: Any, codes: Any) -> Any:
-    total = np.int32(0)
+def _quantize_block(x: Any, inverse: Any, codes: Any) -> tuple[Any, Any]:
+    """Write the symbols of a block; return the sum of its magnitudes, and the largest scaled one before rounding."""
+    # Integer arithmetic widens to 64 bits in numba; the casts keep the lanes narrow.
+    total, top = np.int32(0), np.uint32(0)
     for i in range(x.size):
         value = np.float32(x[i]) * inverse
-        code = np.int32(min(abs(value) + _ROUND, _LIMIT))
-        total += code
-        codes[i] = np.uint8(LIMIT + (code if value >= 0 else -code))
-    return total
+        magnitude = abs(value)
+        top = max(top, as_bits(magnitude))
+        code = np.int32(min(magnitude + _ROUND, _LIMIT))
+        total = np.int32(total + code)
+        codes[i] = np.uint8(np.int32(_ZERO + (code if value >= 0 else np.int32(-code))))
+    return total, as_float(top)
 
 
 @inlined
@@ -181,14 +185,39 @@ def _class_of(total: int) -> int:
     return found
 
 
+@inlined
+def _count(symbols: Any, counts: Any) -> None:
+    # Four counters in turn: one alone would wait for itself where a symbol follows itself.
+    one, two, three, four = counts[0], counts[1], counts[2], counts[3]
+    for i in range(0, symbols.size // 4 * 4, 4):
+        one[symbols[i]] += np.uint32(1)
+        two[symbols[i + 1]] += np.uint32(1)
+        three[symbols[i + 2]] += np.uint32(1)
+        four[symbols[i + 3]] += np.uint32(1)
+    for i in range(symbols.size // 4 * 4, symbols.size):
+        one[symbols[i]] += np.uint32(1)
+
+
+@inlined
+def _quantize(x: Any, inverse: Any, codes: Any, classes: Any, counts: Any, block: Any, count: Any) -> Any:
+    here, symbols = window(x, block * BLOCK, count), window(codes, block * BLOCK, count)
+    total, top = _quantize_block(here, inverse, symbols)
+    bad = 0 if np.isfinite(top) else count_not_single(here)
+    if not bad:
+        kind = _class_of(total)
+        classes[block] = kind
+        _count(symbols, counts[kind])
+    return bad
+
+
 @kernel
-def quantize(x: Any, bits: Any, mask: Any, inverse: Any, codes: Any, classes: Any, counts: Any) -> int:
+def quantize(x: Any, inverse: Any, codes: Any, classes: Any, counts: Any) -> int:
     """Quantize a vector.
 
     Parameters
     ----------
-    x, bits, mask
-        Values, the same memory as unsigned integers, and the integer that clears the sign bit.
+    x
+        Not changed.
     inverse : float32
         One over the step.
     codes : (size,) uint8, written
@@ -203,27 +232,11 @@ def quantize(x: Any, bits: Any, mask: Any, inverse: Any, codes: Any, classes: An
     int
         Elements that are not finite in float32; the output means nothing if there are any.
     """
-    bad = 0
-    for block in range(classes.size):
-        start, stop = block * BLOCK, min((block + 1) * BLOCK, x.size)
-        here, symbols = bits[start:stop], codes[start:stop]
-        top = here.dtype.type(0)
-        for i in range(here.size):
-            top = max(top, here.dtype.type(here[i] & mask))
-        if not as_float(top) <= _LARGEST:
-            bad += count_not_single(x[start:stop])
-            continue
-        kind = _class_of(_quantize_block(x[start:stop], inverse, symbols))
-        classes[block] = kind
-        # Four counters in turn: one alone would wait for itself where a symbol follows itself.
-        one, two, three, four = counts[kind, 0], counts[kind, 1], counts[kind, 2], counts[kind, 3]
-        for i in range(0, symbols.size // 4 * 4, 4):
-            one[symbols[i]] += np.uint32(1)
-            two[symbols[i + 1]] += np.uint32(1)
-            three[symbols[i + 2]] += np.uint32(1)
-            four[symbols[i + 3]] += np.uint32(1)
-        for i in range(symbols.size // 4 * 4, symbols.size):
-            one[symbols[i]] += np.uint32(1)
+    bad, whole = 0, x.size // BLOCK
+    for block in range(whole):
+        bad += _quantize(x, inverse, codes, classes, counts, block, BLOCK)
+    if whole < classes.size:
+        bad += _quantize(x, inverse, codes, classes, counts, whole, x.size - whole * BLOCK)
     return bad
 
 

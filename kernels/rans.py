@@ -25,7 +25,10 @@ LOWEST = 1 << 15
 BLOCK = 4096
 """Symbols that share a model."""
 
-_ONE, _TWO, _EIGHT = np.uint64(1), np.uint64(2), np.uint64(8)
+STEPS = 1024
+"""Numbers with which an encoder works, of a model."""
+
+_ONE, _TWO, _THREE, _EIGHT = np.uint64(1), np.uint64(2), np.uint64(3), np.uint64(8)
 _WORD_BITS, _WORD = np.uint64(16), np.uint64(0xFFFF)
 _SLOT_BITS, _SLOT = np.uint64(SCALE_BITS), np.uint64(TOTAL - 1)
 _TOTAL = np.uint64(TOTAL)
@@ -39,25 +42,26 @@ _ROOM = np.uint64(2 * LANES)
 
 
 @kernel
-def prepare_encoder(freqs: Any, starts: Any, reciprocals: Any) -> None:
+def prepare_encoder(freqs: Any, steps: Any) -> None:
     """Lay out a model for the encoder.
 
     Parameters
     ----------
     freqs : (256,) uint32
-        Frequencies of the symbols; their sum is 4,096.
-    starts : (256,) uint32, written
-        Sums of the frequencies before.
-    reciprocals : (256,) uint64, written
-        floor(2^43 / f) + 1. With it ``x * reciprocal >> 43`` is exactly x // f for every x below f * 2^19 (Alverson
+        Frequencies f of the symbols; their sum is 4,096.
+    steps : (1024,) uint64, written
+        Four numbers a symbol: f * 2^19, from which on a state is full; floor(2^43 / f) + 1; the sum of the frequencies
+        before; 4,096 - f. With the second, r, ``x * r >> 43`` is exactly x // f for every x below f * 2^19 (Alverson
         1991): the error x * f / 2^43 / f stays below 1 / f.
     """
-    start = np.uint32(0)
+    start = np.uint64(0)
     for symbol in range(freqs.size):
-        starts[symbol] = start
-        start = np.uint32(start + freqs[symbol])
-        if freqs[symbol]:
-            reciprocals[symbol] = (_ONE << _RECIPROCAL_BITS) // np.uint64(freqs[symbol]) + _ONE
+        freq = np.uint64(freqs[symbol])
+        steps[4 * symbol] = freq << _FULL_BITS
+        steps[4 * symbol + 1] = (_ONE << _RECIPROCAL_BITS) // freq + _ONE if freq else np.uint64(0)
+        steps[4 * symbol + 2] = start
+        steps[4 * symbol + 3] = _TOTAL - freq
+        start += freq
 
 
 @kernel
@@ -80,16 +84,16 @@ def prepare_decoder(freqs: Any, slots: Any) -> None:
 
 
 @inlined
-def _put(state: Any, symbol: Any, freqs: Any, starts: Any, reciprocals: Any, wire: Any, at: Any) -> tuple[Any, Any]:
-    freq = np.uint64(freqs[symbol])
+def _put(state: Any, symbol: Any, steps: Any, wire: Any, at: Any) -> tuple[Any, Any]:
+    place = np.uint64(symbol) << _TWO
     # Written in any case and kept where the state is full: cheaper than a jump that nobody can predict.
     wire[at] = np.uint8(state & _SYMBOL)
     wire[at + _ONE] = np.uint8((state >> _EIGHT) & _SYMBOL)
-    full = state >= freq << _FULL_BITS
+    full = state >= steps[place]
     at = at + _TWO if full else at
     state = state >> _WORD_BITS if full else state
-    quotient = (state * reciprocals[symbol]) >> _RECIPROCAL_BITS
-    return state + np.uint64(starts[symbol]) + quotient * (_TOTAL - freq), at
+    quotient = (state * steps[place + _ONE]) >> _RECIPROCAL_BITS
+    return state + steps[place + _TWO] + quotient * steps[place + _THREE], at
 
 
 @inlined
@@ -105,9 +109,7 @@ def _get(state: Any, slots: Any, wire: Any, at: Any) -> tuple[Any, Any, Any]:
 
 
 @kernel
-def encode_symbols(
-    codes: Any, lanes: int, models: Any, freqs: Any, starts: Any, reciprocals: Any, wire: Any, states: Any
-) -> int:
+def encode_symbols(codes: Any, lanes: int, models: Any, steps: Any, wire: Any, states: Any) -> int:
     """Encode symbols.
 
     Parameters
@@ -118,7 +120,7 @@ def encode_symbols(
         1 for no rows, else 8.
     models : (ceil(size / 4096),) uint8
         Index of the model of each block.
-    freqs, starts, reciprocals : (models, 256)
+    steps : (models, 1024)
         From ``prepare_encoder``.
     wire : uint8, written
         Room for the words, little-endian.
@@ -134,25 +136,24 @@ def encode_symbols(
     at, most = np.uint64(0), np.uint64(wire.size)
     for block in range(models.size):
         here = codes[block * BLOCK : min((block + 1) * BLOCK, codes.size)]
-        model = models[block]
-        freq, start, reciprocal = freqs[model], starts[model], reciprocals[model]
+        step = steps[models[block]]
         rest = here.size // _ROW * _ROW if lanes > 1 else 0
         for i in range(0, rest, _ROW):
             if at + _ROOM > most:
                 return -1
             row = np.uint64(i)
-            a, at = _put(a, here[row + np.uint64(0)], freq, start, reciprocal, wire, at)
-            b, at = _put(b, here[row + np.uint64(1)], freq, start, reciprocal, wire, at)
-            c, at = _put(c, here[row + np.uint64(2)], freq, start, reciprocal, wire, at)
-            d, at = _put(d, here[row + np.uint64(3)], freq, start, reciprocal, wire, at)
-            e, at = _put(e, here[row + np.uint64(4)], freq, start, reciprocal, wire, at)
-            f, at = _put(f, here[row + np.uint64(5)], freq, start, reciprocal, wire, at)
-            g, at = _put(g, here[row + np.uint64(6)], freq, start, reciprocal, wire, at)
-            h, at = _put(h, here[row + np.uint64(7)], freq, start, reciprocal, wire, at)
+            a, at = _put(a, here[row + np.uint64(0)], step, wire, at)
+            b, at = _put(b, here[row + np.uint64(1)], step, wire, at)
+            c, at = _put(c, here[row + np.uint64(2)], step, wire, at)
+            d, at = _put(d, here[row + np.uint64(3)], step, wire, at)
+            e, at = _put(e, here[row + np.uint64(4)], step, wire, at)
+            f, at = _put(f, here[row + np.uint64(5)], step, wire, at)
+            g, at = _put(g, here[row + np.uint64(6)], step, wire, at)
+            h, at = _put(h, here[row + np.uint64(7)], step, wire, at)
         for i in range(rest, here.size):
             if at + _TWO > most:
                 return -1
-            a, at = _put(a, here[i], freq, start, reciprocal, wire, at)
+            a, at = _put(a, here[i], step, wire, at)
     states[0], states[1], states[2], states[3] = a, b, c, d
     states[4], states[5], states[6], states[7] = e, f, g, h
     return int(np.int64(at))

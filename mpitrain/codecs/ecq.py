@@ -54,7 +54,6 @@ _MEASURED = 16
 """From so many values on for each of 2^bits codes, the entropy of a sample says what the codes will cost."""
 _GAUSSIAN = 2.047
 """Bits of a Gaussian variable of variance 1 in steps of 1: 1/2 log2(2 pi e)."""
-_MASK: dict[int, np.unsignedinteger[Any]] = {4: np.uint32(2**31 - 1), 8: np.uint64(2**63 - 1)}
 _OVERFLOWN, _LARGEST_BF16 = 0x7F80, 0x7F7F
 
 
@@ -119,8 +118,7 @@ class Ecq(Codec):
         step = self._step(sample, energy)
         codes, classes = np.empty(x.size, np.uint8), np.empty(-(-x.size // rans.BLOCK), np.uint8)
         counts = np.zeros((kernels.CLASSES, 4, 256), np.uint32)
-        mask = _MASK[x.itemsize]
-        bad = kernels.quantize(x, x.view(mask.dtype), mask, np.float32(1) / step.value, codes, classes, counts)
+        bad = kernels.quantize(x, np.float32(1) / step.value, codes, classes, counts)
         if bad:
             return 1, bad
         nbytes = _write(x, step, codes, classes, counts.sum(axis=1, dtype=np.int64), wire[: self.max_nbytes(x.size)])

@@ -173,13 +173,12 @@ def write_codes(
     nbytes, states : int, (8,) uint64
         Bytes written, or -1 if the wire is too short; where the coders ended.
     """
-    freqs = np.stack([model.freqs for model in models])
-    starts, reciprocals = np.empty_like(freqs), np.zeros(freqs.shape, np.uint64)
-    for place in range(len(models)):
-        rans.prepare_encoder(freqs[place], starts[place], reciprocals[place])
+    steps = np.empty((len(models), rans.STEPS), np.uint64)
+    for model, row in zip(models, steps, strict=True):
+        rans.prepare_encoder(model.freqs, row)
     states = np.empty(rans.LANES, np.uint64)
     lanes = lanes_for(codes.size)
-    return int(rans.encode_symbols(codes, lanes, indices, freqs, starts, reciprocals, wire, states)), states
+    return int(rans.encode_symbols(codes, lanes, indices, steps, wire, states)), states
 
 
 def read_codes(reader: Reader, size: int, indices: Bytes, models: Sequence[npt.NDArray[np.uint32]]) -> Bytes:

@@ -164,15 +164,15 @@ def random_coding(size, models, seed):
 @pytest.mark.parametrize(("size", "models"), [(1, 1), (7, 1), (8, 1), (9, 1), (4095, 1), (4096, 1), (9001, 3)])
 def test_coder_equals_the_twin(size, models, lanes):
     codes, indices, tables = random_coding(size, models, size)
-    starts, reciprocals = np.zeros_like(tables), np.zeros(tables.shape, np.uint64)
+    steps = np.zeros((models, rans.STEPS), np.uint64)
     slots = np.zeros((models, 4096), np.uint32)
     for model in range(models):
         assert tables[model].sum() == 4096
-        rans.prepare_encoder(tables[model], starts[model], reciprocals[model])
+        rans.prepare_encoder(tables[model], steps[model])
         rans.prepare_decoder(tables[model], slots[model])
     words, expected = entropy.encode(codes.tolist(), lanes, indices.tolist(), tables.tolist())
     wire, states = np.zeros(16 + 2 * size + 16, np.uint8), np.zeros(8, np.uint64)
-    nbytes = rans.encode_symbols(codes, lanes, indices, tables, starts, reciprocals, wire[16:], states)
+    nbytes = rans.encode_symbols(codes, lanes, indices, steps, wire[16:], states)
     assert states.tolist() == expected
     assert wire[16 : 16 + nbytes].view("<u2").tolist() == words
     assert entropy.decode(words, expected, size, lanes, indices.tolist(), tables.tolist()) == codes.tolist()
@@ -181,18 +181,20 @@ def test_coder_equals_the_twin(size, models, lanes):
     assert out.tolist() == codes.tolist()
     assert not rans.decode_symbols(out, lanes, indices, slots, wire[: 16 + nbytes + 2], 16, states)
     short = wire[16 : 16 + max(nbytes - 1, 1)]
-    assert rans.encode_symbols(codes, lanes, indices, tables, starts, reciprocals, short, states) == -1
+    assert rans.encode_symbols(codes, lanes, indices, steps, short, states) == -1
 
 
 @pytest.mark.parametrize("freq", [1, 2, 3, 1365, 2047, 2048, 2049, 2897, 4095, 4096])
 def test_reciprocals_divide_exactly(freq):
-    freqs, starts, reciprocals = np.zeros(256, np.uint32), np.zeros(256, np.uint32), np.zeros(256, np.uint64)
+    freqs, steps = np.zeros(256, np.uint32), np.zeros(rans.STEPS, np.uint64)
     freqs[[7, 9]] = [freq, 4096 - freq]
-    rans.prepare_encoder(freqs, starts, reciprocals)
+    rans.prepare_encoder(freqs, steps)
+    full, reciprocal, start, rest = (int(number) for number in steps[4 * 7 : 4 * 8])
+    assert (full, start, rest) == (freq << 19, 0, 4096 - freq)
     last = freq << 19
     for x in {*range(1, 5), *(freq * k + d for k in (1, 2, 3, 12345, (1 << 19) - 1) for d in (-1, 0, 1)), last - 1}:
-        assert x * int(reciprocals[7]) >> 43 == x // freq
-    assert last * int(reciprocals[7]) < 2**64
+        assert x * reciprocal >> 43 == x // freq
+    assert last * reciprocal < 2**64
 
 
 @pytest.mark.parametrize("shape", [frequencies.GEOMETRIC, frequencies.GAUSSIAN])
