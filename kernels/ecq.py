@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.kernels.bits import as_bits, as_float, window
+from mpitrain.kernels.frequencies import count_symbols
 from mpitrain.kernels.jit import inlined, kernel
 from mpitrain.kernels.quantize import count_not_single, widen_scale
 from mpitrain.kernels.rans import BLOCK
@@ -186,19 +187,6 @@ def _class_of(total: int) -> int:
 
 
 @inlined
-def _count(symbols: Any, counts: Any) -> None:
-    # Four counters in turn: one alone would wait for itself where a symbol follows itself.
-    one, two, three, four = counts[0], counts[1], counts[2], counts[3]
-    for i in range(0, symbols.size // 4 * 4, 4):
-        one[symbols[i]] += np.uint32(1)
-        two[symbols[i + 1]] += np.uint32(1)
-        three[symbols[i + 2]] += np.uint32(1)
-        four[symbols[i + 3]] += np.uint32(1)
-    for i in range(symbols.size // 4 * 4, symbols.size):
-        one[symbols[i]] += np.uint32(1)
-
-
-@inlined
 def _quantize(x: Any, inverse: Any, codes: Any, classes: Any, counts: Any, block: Any, count: Any) -> Any:
     here, symbols = window(x, block * BLOCK, count), window(codes, block * BLOCK, count)
     total, top = _quantize_block(here, inverse, symbols)
@@ -206,7 +194,7 @@ def _quantize(x: Any, inverse: Any, codes: Any, classes: Any, counts: Any, block
     if not bad:
         kind = _class_of(total)
         classes[block] = kind
-        _count(symbols, counts[kind])
+        count_symbols(symbols, counts[kind])
     return bad
 
 
@@ -224,8 +212,8 @@ def quantize(x: Any, inverse: Any, codes: Any, classes: Any, counts: Any) -> int
         Symbols.
     classes : (ceil(size / 4096),) uint8, written
         Class of each block.
-    counts : (CLASSES, 4, 256) uint32
-        Added to: how often each symbol occurs in the blocks of a class, in four parts.
+    counts : (CLASSES, PARTS, 256) uint32
+        Added to: how often each symbol occurs in the blocks of a class.
 
     Returns
     -------

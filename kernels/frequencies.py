@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpitrain.kernels.jit import inlined, kernel
-from mpitrain.kernels.rans import TOTAL
+from mpitrain.kernels.rans import BLOCK, TOTAL
 
 GEOMETRIC, GAUSSIAN = 0, 1
 """Shapes of a parametric model: what a Laplace and a Gaussian source become when they are quantized."""
@@ -26,6 +26,34 @@ def _decay(shape: int, tail: int) -> tuple[int, int]:
     base = 65536 - tail * tail
     square = (base * base) >> 1
     return (square * base) >> 16, square
+
+
+PARTS = 4
+"""Counters of a symbol that take turns: one alone would wait for itself where a symbol follows itself."""
+
+
+@inlined
+def count_symbols(symbols: Any, counts: Any) -> None:
+    """Add to ``counts``, (PARTS, 256) uint32, how often each symbol occurs."""
+    one, two, three, four = counts[0], counts[1], counts[2], counts[3]
+    whole = symbols.size // PARTS * PARTS
+    for i in range(0, whole, PARTS):
+        one[symbols[i]] += np.uint32(1)
+        two[symbols[i + 1]] += np.uint32(1)
+        three[symbols[i + 2]] += np.uint32(1)
+        four[symbols[i + 3]] += np.uint32(1)
+    for i in range(whole, symbols.size):
+        one[symbols[i]] += np.uint32(1)
+
+
+@kernel
+def flip_and_count(codes: Any, flip: Any, symbols: Any, counts: Any) -> None:
+    """Write ``codes ^ flip`` to ``symbols``, both uint8, and add to ``counts`` as ``count_symbols`` does."""
+    for start in range(0, codes.size, BLOCK):
+        here, into = codes[start : start + BLOCK], symbols[start : start + BLOCK]
+        for i in range(here.size):
+            into[i] = here[i] ^ flip
+        count_symbols(into, counts)
 
 
 @kernel

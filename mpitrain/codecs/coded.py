@@ -22,6 +22,7 @@ from mpitrain.codecs.int8 import Int8
 from mpitrain.codecs.scaled import Scaled
 from mpitrain.errors import CodecError
 from mpitrain.kernels import rans
+from mpitrain.kernels.frequencies import PARTS, flip_and_count
 
 PLAIN, CODED = range(2)
 """Last byte of a payload, so that scales lie where words may."""
@@ -79,8 +80,9 @@ class Coded(Codec):
     def _code(self, wire: Bytes, split: int) -> tuple[int, int]:
         """Replace the codes behind ``split`` bytes of scales by fewer bytes if it can be done; return all, and how."""
         codes = wire[split:]
-        symbols = codes ^ np.uint8(self.zero)
-        model, bits = best_model(np.bincount(symbols, minlength=256), 0)
+        symbols, counts = np.empty_like(codes), np.zeros((PARTS, 256), np.uint32)
+        flip_and_count(codes, np.uint8(self.zero), symbols, counts)
+        model, bits = best_model(counts.sum(axis=0, dtype=np.int64), 0)
         lanes = lanes_for(symbols.size)
         room = codes.size - len(model.described) - 4 * lanes
         if bits // 8 + 4 * lanes >= codes.size or room <= 0:

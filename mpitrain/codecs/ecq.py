@@ -42,6 +42,7 @@ from mpitrain.codecs.entropy import (
 from mpitrain.errors import CodecError
 from mpitrain.kernels import ecq as kernels
 from mpitrain.kernels import rans
+from mpitrain.kernels.frequencies import PARTS
 from mpitrain.kernels.quantize import count_not_single
 
 ZEROS, PLAIN, CODED, ESCAPED = range(4)
@@ -117,7 +118,7 @@ class Ecq(Codec):
             return 1, int(count_not_single(x))
         step = self._step(sample, energy)
         codes, classes = np.empty(x.size, np.uint8), np.empty(-(-x.size // rans.BLOCK), np.uint8)
-        counts = np.zeros((kernels.CLASSES, 4, 256), np.uint32)
+        counts = np.zeros((kernels.CLASSES, PARTS, 256), np.uint32)
         bad = kernels.quantize(x, np.float32(1) / step.value, codes, classes, counts)
         if bad:
             return 1, bad
