@@ -1,7 +1,8 @@
 """Optimizer updates and norms, fused over flat ranges.
 
 All arrays of a call have one length and one type, float32 or float64; scalars come in the same type, so that float32
-is never widened. Every element is updated in a fixed order of operations: the same bits on every machine.
+is never widened. Every element is updated in a fixed order of operations: the same bits on every machine. Moments that
+fade away become 0 before they are subnormal.
 """
 
 from math import sqrt
@@ -10,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpitrain.kernels.jit import kernel
+from mpitrain.kernels.reduce import flushed
 
 Vector = npt.NDArray[np.floating]
 Scalar = np.floating
@@ -26,7 +28,7 @@ def sgd(param: Vector, grad: Vector, rate: Scalar, keep: Scalar) -> None:
 def sgd_momentum(param: Vector, grad: Vector, momentum: Vector, rate: Scalar, beta: Scalar, keep: Scalar) -> None:
     """Update ``param`` and ``momentum`` by heavy-ball descent (Polyak, 1964)."""
     for i in range(param.size):
-        m = beta * momentum[i] + grad[i]
+        m = flushed(beta * momentum[i] + grad[i])
         momentum[i] = m
         param[i] = param[i] * keep - rate * m
 
@@ -36,7 +38,7 @@ def sgd_nesterov(param: Vector, grad: Vector, momentum: Vector, rate: Scalar, be
     """Update ``param`` and ``momentum`` with Nesterov's look-ahead, in the form of Sutskever et al. (2013)."""
     for i in range(param.size):
         g = grad[i]
-        m = beta * momentum[i] + g
+        m = flushed(beta * momentum[i] + g)
         momentum[i] = m
         param[i] = param[i] * keep - rate * (beta * m + g)
 
@@ -71,8 +73,8 @@ def adamw(
     """
     for i in range(param.size):
         g = grad[i]
-        m = beta1 * first[i] + rest1 * g
-        v = beta2 * second[i] + rest2 * (g * g)
+        m = flushed(beta1 * first[i] + rest1 * g)
+        v = flushed(beta2 * second[i] + rest2 * (g * g))
         first[i] = m
         second[i] = v
         param[i] = param[i] * keep - rate * m / (sqrt(v) * root_scale + eps)
@@ -82,7 +84,7 @@ def adamw(
 def momentum_of(grad: Vector, past: Vector, following: Vector, beta: Scalar, share: Scalar) -> None:
     """Write ``beta·past + share·grad`` into ``following``, and into ``grad`` itself."""
     for i in range(grad.size):
-        m = beta * past[i] + share * grad[i]
+        m = flushed(beta * past[i] + share * grad[i])
         following[i] = m
         grad[i] = m
 

@@ -141,6 +141,25 @@ def test_sum_of_squares_order_is_that_of_the_plain_twin(size):
     assert sum_of_squares(x) == sum_of_squares(shifted) == lanes[0]
 
 
+@pytest.mark.parametrize(
+    ("optimizer", "steps"),
+    [(AdamW(beta1=0.9, beta2=0.95), 2000), (Sgd(momentum=0.9), 1000), (Sgd(momentum=0.9, nesterov=True), 1000)],
+)
+def test_moments_without_gradients_fade_to_zero(optimizer, steps):
+    """They are normal numbers all the way down, and then 0 (C17)."""
+    params = make(np.float32)
+    state, grads = optimizer.init(params), params.zeros_like()
+    grads.flat[:] = 0.01
+    optimizer.step(params, grads, state, 0.01)
+    grads.flat[:] = 0
+    for _ in range(steps):
+        optimizer.step(params, grads, state, 0.01)
+        for buffer in state.buffers.values():
+            sizes = np.abs(buffer.flat)
+            assert not ((sizes > 0) & (sizes < np.finfo(np.float32).tiny)).any()
+    assert [buffer.flat.any() for buffer in state.buffers.values()] == [False] * len(state.buffers)
+
+
 @pytest.mark.parametrize("value", [1e-45, 1e-30, 1e30, 3.4e38])
 def test_subnormal_and_huge_values_neither_vanish_nor_overflow(value):
     x = np.full(100, value, np.float32)
