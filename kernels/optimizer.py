@@ -90,10 +90,14 @@ def momentum_of(grad: Vector, past: Vector, following: Vector, beta: Scalar, sha
 
 
 @kernel
-def take_roots(second: Vector, least: Scalar, correction: Scalar) -> None:
-    """Replace second moments, none below ``least``, by their roots times ``correction``."""
+def roots_of(second: Vector, roots: Vector, least: Scalar, correction: Scalar) -> None:
+    """Write the roots of second moments, none below ``least``, times ``correction``; 1 where that is 0.
+
+    ``roots`` may be ``second``.
+    """
     for i in range(second.size):
-        second[i] = sqrt(max(second[i], least)) * correction
+        root = sqrt(max(second[i], least)) * correction
+        roots[i] = root if root > 0 else root + 1
 
 
 @kernel

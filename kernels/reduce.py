@@ -1,4 +1,4 @@
-"""Sums and scans over plain vectors."""
+"""Arithmetic and scans over plain vectors."""
 
 from typing import Any
 
@@ -26,6 +26,20 @@ def subtract(x: Any, rest: Any) -> None:
     """Subtract ``x`` from ``rest``; what is subnormal becomes 0."""
     for i in range(x.size):
         rest[i] = flushed(rest[i] - x[i])
+
+
+@kernel
+def multiply(x: Any, by: Any) -> None:
+    """Multiply ``x`` by ``by``, element by element."""
+    for i in range(x.size):
+        x[i] *= by[i]
+
+
+@kernel
+def divide(x: Any, by: Any) -> None:
+    """Divide ``x`` by ``by``, element by element."""
+    for i in range(x.size):
+        x[i] /= by[i]
 
 
 @kernel

@@ -148,8 +148,8 @@ def _run(request: Request, world: Comm, out: Path | None, output: Path | None) -
     codecs, notes = usable_codecs(tree, origin, request.overrides, request.codecs)
     if resolved.config.exchange.when == "local":
         notes.append('exchange.when = "local" sends changes of weights, but what is measured are gradients')
-    if resolved.config.exchange.signal == "momentum":
-        notes.append('exchange.signal = "momentum" sends momenta, but what is measured are gradients')
+    if (signal := resolved.config.exchange.signal) != "gradient":
+        notes.append(f'exchange.signal = "{signal}" sends something else, but what is measured are gradients')
     for note in (*resolved.warnings(), *notes):
         print(f"mpitrain: warning: {note}", file=sys.stderr)
     shape = _shape(resolved.config, request.ranks)

@@ -246,10 +246,12 @@ class ExchangeConfig(Section, frozen=True, kw_only=True):
     """What is remembered of earlier steps. residual: what rounding lost is added to the next gradient; delta: only the
     change against the last one is sent (with int2, sign and topk: of signal = "momentum", by collective = "direct");
     none. Left out: residual, or none for codec raw."""
-    signal: Literal["gradient", "momentum"] = "gradient"
-    """What travels. momentum: every rank's own running mean of its gradients, which the optimizer then takes as it
-    comes: for sgd its momentum (``optim.momentum``), for adamw the first moment, with the second one frozen after
-    ``warmup_steps`` (1-bit Adam, Tang 2021). ``train.clip_norm`` then bounds the norm of that sum."""
+    signal: Literal["gradient", "momentum", "preconditioned"] = "gradient"
+    """What travels. preconditioned: the gradient over the root of adamw's second moment, so that the noise of a codec
+    is small beside what is usual for every weight. momentum: every rank's own running mean of its gradients, which the
+    optimizer then takes as it comes: for sgd its momentum (``optim.momentum``), for adamw the first moment, with the
+    second one frozen after ``warmup_steps`` (1-bit Adam, Tang 2021). ``train.clip_norm`` then bounds the norm of that
+    sum."""
     rounding: Literal["nearest", "stochastic"] = "nearest"
     """stochastic: right on average, with more noise (codecs int8 and int4)."""
     overlap: bool = True

@@ -248,14 +248,21 @@ def _of_phases(exchange: ExchangeConfig) -> Iterator[str]:
 
 
 def _of_signal(exchange: ExchangeConfig, optim: OptimConfig) -> Iterator[str]:
-    """Refuse what a momentum that travels cannot do."""
+    """Refuse what another signal than the gradient cannot do."""
     if exchange.signal == "gradient":
         return
     if exchange.when != "sync":
         yield (
-            f'exchange.signal = "momentum" is for exchanges at every step, but exchange.when = "{exchange.when}"; '
-            'set exchange.signal = "gradient"'
+            f'exchange.signal = "{exchange.signal}" is for exchanges at every step, but exchange.when = '
+            f'"{exchange.when}"; set exchange.signal = "gradient"'
         )
+    if exchange.signal == "preconditioned":
+        if optim.kind != "adamw":
+            yield (
+                'exchange.signal = "preconditioned" divides by the second moment of adamw, but optim.kind = '
+                f'"{optim.kind}"; set optim.kind = "adamw" or exchange.signal = "gradient"'
+            )
+        return
     if optim.kind == "adamw" and not exchange.warmup_steps:
         yield (
             'exchange.signal = "momentum" with optim.kind = "adamw" freezes the second moment after '
@@ -274,7 +281,7 @@ def doubts(config: Config) -> Iterator[str]:
     """Say what is allowed, but hardly meant."""
     exchange, steps = config.exchange, config.train.steps
     uncompressed = exchange.warmup_steps + exchange.raw_last_steps
-    if uncompressed and exchange.signal == "gradient" and not _is_lossy(exchange):
+    if uncompressed and exchange.signal != "momentum" and not _is_lossy(exchange):
         yield 'exchange.warmup_steps and exchange.raw_last_steps change nothing with codec "raw"'
     elif uncompressed >= steps:
         yield (

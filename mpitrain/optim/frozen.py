@@ -23,7 +23,7 @@ class FrozenAdamW(AdamW):
         correction = 1 / sqrt(1 - self.beta2**state.step) if state.step else 1.0
         for _, (second,) in ranges(state.buffers["second"]):
             least = LEAST_SHARE * float(second.mean(dtype=np.float64)) if second.size else 0.0
-            kernels.take_roots(second, second.dtype.type(least), second.dtype.type(correction))
+            kernels.roots_of(second, second, second.dtype.type(least), second.dtype.type(correction))
 
     def step(self, params: Params, grads: Params, state: OptimizerState, lr: float) -> None:
         """Take one step; ``grads`` are the first moments, which are kept."""

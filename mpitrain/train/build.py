@@ -343,7 +343,7 @@ def _compile(config: Config, optimizer: Optimizer, dataset: Dataset) -> None:
     for name, memory, stochastic in sorted(_streams(config)):
         compile_kernels(make_codec(name, stochastic=stochastic), memory)
     params = Params(Layout([ParamSpec("x", (3,), decay=True)]))
-    if config.exchange.signal == "momentum":
+    if config.exchange.signal != "gradient":
         compile_signal()
     optimizer.step(params, params.zeros_like(), optimizer.init(params), 0.0)
     if factors(config.exchange):

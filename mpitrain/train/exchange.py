@@ -222,6 +222,7 @@ class SyncExchange(Exchange):
     def complete(self) -> Outcome:
         """Wait for the sums; move the weights, or reject the step on all ranks."""
         summed = self._sums.finish()
+        self._signal.restore()
         lr = self.weights.schedule(self._step - 1)
         # The ranks of a data axis know the same flags already: with those of the replica, all ranks of the world agree.
         norm, traffic = self.waited(self.weights.start_norm(finite=summed.finite), summed.traffic)

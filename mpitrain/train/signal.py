@@ -1,16 +1,26 @@
-"""What travels in place of a gradient: every rank's own running mean of its gradients, its momentum.
+"""What travels in place of a gradient, and how the gradient of the step is made of the sum.
 
-A momentum changes slowly, so that differences to the last one that was sent are small (EF21-SGDM: Fatkhullin 2023), and
-AdamW with a frozen second moment is linear in it (1-bit Adam: Tang 2021). All ranks' momenta add up to that of the sum.
+A momentum, every rank's own running mean of its gradients, changes slowly, so that differences to the last one that was
+sent are small (EF21-SGDM: Fatkhullin 2023), and AdamW with a frozen second moment is linear in it (1-bit Adam: Tang
+2021). All ranks' momenta add up to that of the sum.
+
+A preconditioned gradient is in units of what is usual for each weight. AdamW divides by the root of its second moment
+in any case, so that weights of small gradients move as far as others: the noise of a codec, alike in all values of a
+message, would drown them. All ranks know the second moment, and nothing else need travel.
 """
 
 from collections.abc import Sequence
+from math import sqrt
 from typing import Protocol
+
+import numpy as np
 
 from mpitrain.codecs.memory import DoubleBuffer
 from mpitrain.config.schema import Config
-from mpitrain.kernels.optimizer import momentum_of
+from mpitrain.kernels.optimizer import momentum_of, roots_of
+from mpitrain.kernels.reduce import divide, multiply
 from mpitrain.optim.frozen import FrozenAdamW
+from mpitrain.optim.optimizer import ranges
 from mpitrain.params import Layout, Params, ParamSpec
 from mpitrain.train.weights import Weights
 
@@ -23,6 +33,9 @@ class Signal(Protocol):
 
     def replace(self, names: Sequence[str]) -> None:
         """Put what travels in the place of the gradients of these tensors."""
+
+    def restore(self) -> None:
+        """Make what the optimizer takes of the sums of what travelled."""
 
     def commit(self) -> None:
         """Accept the step."""
@@ -44,6 +57,9 @@ class Gradient:
         """Nothing to prepare."""
 
     def replace(self, names: Sequence[str]) -> None:
+        """Leave them."""
+
+    def restore(self) -> None:
         """Leave them."""
 
     def commit(self) -> None:
@@ -87,6 +103,9 @@ class Momentum:
             part = slice(segment.start, segment.stop)
             momentum_of(self._grads.flat[part], past[part], following[part], self._beta, self._share)
         self._momentum.written = True
+
+    def restore(self) -> None:
+        """Leave the sum of all momenta."""
 
     def commit(self) -> None:
         """Make the momentum that of this step."""
@@ -144,11 +163,59 @@ class LateMomentum(Momentum):
         self._momentum.current[:] = first / first.dtype.type(self._ranks)
 
 
+LEAST_SHARE = 1e-4
+"""Of a tensor's mean second moment: no entry counts less, so that no value is more than a hundred times as large as it
+is beside the rest of its tensor."""
+
+
+class Preconditioned(Gradient):
+    """The gradient over the root of AdamW's second moment, from the second step on.
+
+    Parameters
+    ----------
+    weights : Weights
+        Whose gradients, and whose second moment before the step.
+    beta2 : float
+        Decay of that moment.
+    """
+
+    def __init__(self, weights: Weights, beta2: float) -> None:
+        self._weights = weights
+        self._beta2 = beta2
+        self._roots = weights.grads.zeros_like()
+        self._known = False
+
+    def begin(self, step: int) -> None:
+        """Take the roots of the second moment, bias corrected; 1 where there is none."""
+        state = self._weights.state
+        self._known = state.step > 0
+        if not self._known:
+            return
+        correction = 1 / sqrt(1 - self._beta2**state.step)
+        for _, (second, roots) in ranges(state.buffers["second"], self._roots):
+            least = LEAST_SHARE * float(second.mean(dtype=np.float64)) if second.size else 0.0
+            roots_of(second, roots, second.dtype.type(least), second.dtype.type(correction))
+
+    def replace(self, names: Sequence[str]) -> None:
+        """Divide the gradients of these tensors."""
+        if self._known:
+            for name in names:
+                divide(self._weights.grads[name].reshape(-1), self._roots[name].reshape(-1))
+
+    def restore(self) -> None:
+        """Multiply the sums of all tensors."""
+        if self._known:
+            for _, (grad, roots) in ranges(self._weights.grads, self._roots):
+                multiply(grad, roots)
+
+
 def make_signal(config: Config, weights: Weights, ranks: int) -> Signal:
     """Build what ``exchange.signal`` names, for a data axis of so many ranks that train."""
     exchange, optim = config.exchange, config.optim
     if exchange.signal == "gradient":
         return Gradient()
+    if exchange.signal == "preconditioned":
+        return Preconditioned(weights, optim.beta2)
     if optim.kind == "sgd":
         return Momentum(weights.grads, optim.momentum)
     frozen = FrozenAdamW(beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay)
@@ -162,4 +229,8 @@ def compile_signal() -> None:
     state = optimizer.init(params)
     optimizer.freeze(state)
     optimizer.step(params, params.zeros_like(), state, 0.0)
+    x = params.zeros_like().flat
+    roots_of(x, x, x[0], x[0])
+    multiply(x, x)
+    divide(x, x)
     Momentum(params.zeros_like(), 0.5).replace(["x"])

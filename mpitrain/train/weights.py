@@ -91,7 +91,7 @@ def make_optimizer(config: Config) -> Optimizer:
     """Build the optimizer; where every rank has its own momentum, SGD has none beside it."""
     optim = config.optim
     if optim.kind == "sgd":
-        momentum = optim.momentum if config.exchange.signal == "gradient" else 0.0
+        momentum = 0.0 if config.exchange.signal == "momentum" else optim.momentum
         return Sgd(momentum=momentum, nesterov=optim.nesterov, weight_decay=optim.weight_decay)
     return AdamW(beta1=optim.beta1, beta2=optim.beta2, eps=optim.eps, weight_decay=optim.weight_decay)
 

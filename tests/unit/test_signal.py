@@ -1,4 +1,6 @@
-"""Momenta that travel: what the configuration allows, and coarse codecs that send differences to the last ones."""
+"""What travels in place of gradients: what the configuration allows, differences to what was sent last, and units."""
+
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -9,7 +11,10 @@ from mpitrain.config.load import resolve
 from mpitrain.errors import ConfigError
 from mpitrain.kernels import optimizer as kernels
 from mpitrain.optim.frozen import LEAST_SHARE, FrozenAdamW
+from mpitrain.optim.optimizer import AdamW
 from mpitrain.params import Layout, Params, ParamSpec
+from mpitrain.train.signal import LEAST_SHARE as LEAST_ROOT
+from mpitrain.train.signal import Preconditioned
 
 COARSE = ["int2", "sign", "topk-4"]
 
@@ -21,6 +26,11 @@ COARSE = ["int2", "sign", "topk-4"]
         ({"exchange": {"signal": "momentum"}, "optim": {"kind": "sgd", "momentum": 0.0}}, "momentum = 0 leaves no"),
         ({"exchange": {"signal": "momentum"}, "optim": {"kind": "sgd", "nesterov": True}}, "nesterov = true looks"),
         ({"exchange": {"signal": "momentum", "when": "local"}, "optim": {"kind": "sgd"}}, 'exchange.when = "local"'),
+        (
+            {"exchange": {"signal": "preconditioned"}, "optim": {"kind": "sgd"}},
+            'but optim.kind = "sgd"; set optim.kind',
+        ),
+        ({"exchange": {"signal": "preconditioned", "when": "server", "servers": 1}}, 'exchange.when = "server"; set'),
         ({"exchange": {"codec": "sign", "memory": "delta"}}, 'signal = "momentum" and collective = "direct"'),
         (
             {
@@ -128,3 +138,32 @@ def test_freezing_before_any_step_divides_by_nothing():
     optimizer.freeze(state)
     optimizer.step(params, params.zeros_like(), state, 0.1)
     assert np.isfinite(params.flat).all()
+
+
+@pytest.mark.parametrize("dtype", ["f4", "f8"])
+def test_units_of_a_preconditioned_gradient(dtype):
+    """Roots as numpy's, with a floor by tensor; the first step and a tensor without a gradient are left alone."""
+    params = Params(Layout([ParamSpec("w", (20,)), ParamSpec("b", (5,)), ParamSpec("dead", (3,))]), dtype)
+    rng = np.random.default_rng(3)
+    weights = SimpleNamespace(grads=params.zeros_like(), state=AdamW(beta2=0.9).init(params))
+    signal = Preconditioned(weights, 0.9)
+    weights.grads.flat[:] = rng.standard_normal(params.flat.size)
+    before = {name: values.copy() for name, values in weights.grads.items()}
+    signal.begin(1)
+    signal.replace(list(before))
+    signal.restore()
+    assert all((weights.grads[name] == values).all() for name, values in before.items())
+    weights.state.step = 2
+    for name in ("w", "b"):
+        weights.state.buffers["second"][name][...] = rng.random(before[name].shape) ** 8
+        weights.state.buffers["second"][name][1] = 0
+    signal.begin(3)
+    signal.replace(["w"])
+    signal.replace(["b", "dead"])
+    for name, values in before.items():
+        second = weights.state.buffers["second"][name].astype(np.float64)
+        roots = np.sqrt(np.maximum(second, LEAST_ROOT * second.mean()) / (1 - 0.9**2)) if name != "dead" else 1.0
+        np.testing.assert_allclose(weights.grads[name], values / roots, rtol=1e-5)
+    signal.restore()
+    for name, values in before.items():
+        np.testing.assert_allclose(weights.grads[name], values, rtol=3e-7)
