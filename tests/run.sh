@@ -16,7 +16,7 @@ mpirun=(.venv/bin/mpirun --oversubscribe --bind-to none --mca mpi_yield_when_idl
 if [ "$(id -u)" = 0 ]; then mpirun+=(--allow-run-as-root); fi
 
 quiet=(-q --color=no -p no:cacheprovider)
-"$python" -m pytest "${quiet[@]}" tests/unit "$@"
+"$python" -m pytest "${quiet[@]}" -n auto tests/unit "$@"
 # The ranks share folders by the tests' own fixture: pytest's, numbered, are cleaned away by one rank while another lists them.
 ranked=("${quiet[@]}" -p no:tmpdir --with-mpi --only-mpi --ledger "$ledger")
 # Two ranks speak over TCP, and three send nothing before its receive is posted: what works by luck of buffering fails here.
