@@ -46,7 +46,7 @@ class Victim:
         self.before = np.resize(rng.normal(size=64), room).astype(dtype)
         self.start(room)
         self.wires = [(size, self.encode(draw(size, scale, dtype, rng))) for size in sizes for scale in (1.0, 1e-3)]
-        self.rooms = np.empty((2, room), dtype)
+        self.rooms = [np.empty(room, dtype) for _ in GUARDS]
 
     def start(self, room):
         """Prepare what is needed beside the codec; nothing."""
@@ -72,10 +72,10 @@ class Victim:
         )
         assert first == second, f"{self.name}: read outside the payload: {first}, {second}"
         here = slice(GUARD, GUARD + size)
-        same = self.rooms[0, here].tobytes() == self.rooms[1, here].tobytes()
+        same = self.rooms[0][here].tobytes() == self.rooms[1][here].tobytes()
         assert same, f"{self.name}: read outside the payload"
         if not first and self.codec.wire_id not in ANY_BITS:
-            assert np.isfinite(self.rooms[0, here]).all(), f"{self.name}: decoded to what is not finite"
+            assert np.isfinite(self.rooms[0][here]).all(), f"{self.name}: decoded to what is not finite"
         return not first
 
     def _try(self, wire, size, add, room, guard):
