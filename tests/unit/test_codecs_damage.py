@@ -53,7 +53,7 @@ def first(array, start, count):
     return window(array, start, count)[0]
 
 assert first(np.arange(8), 5, 3) == 5
-for start, count in ((6, 3), (8, 1), (-1, 1)):
+for start, count in ((6, 3), (8, 1), (-1, 1), (5, -2)):
     try:
         first(np.arange(8), start, count)
     except IndexError as error:
@@ -67,7 +67,7 @@ def test_a_window_beyond_its_array_is_seen(tmp_path):
     command = [sys.executable, "-c", LEAVES]
     result = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    assert result.stdout.splitlines() == ["window is out of bounds"] * 3
+    assert result.stdout.splitlines() == ["window is out of bounds"] * 4
 
 
 def test_no_kernel_leaves_its_arrays(tmp_path):
