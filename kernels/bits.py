@@ -81,7 +81,9 @@ def window(typing_context: Any, array: Any, start: Any, count: Any) -> Any:
         whole = arrayobj.make_array(array)(context, builder, args[0])
         (size,) = cgutils.unpack_tuple(builder, whole.shape)
         if context.enable_boundscheck:
-            beyond = builder.icmp_unsigned(">", builder.add(args[1], args[2]), size)
+            # As unsigned numbers negative ones are too large; the sum of both could come round to a place within.
+            late = builder.icmp_unsigned(">", args[1], size)
+            beyond = builder.or_(late, builder.icmp_unsigned(">", args[2], builder.sub(size, args[1])))
             with builder.if_then(beyond, likely=False):
                 context.call_conv.return_user_exc(builder, IndexError, ("window is out of bounds",))
         part = arrayobj.make_array(array)(context, builder)

@@ -10,13 +10,15 @@ import time
 import numba
 import numpy as np
 
+from mpitrain.codecs.memory import Delta
 from mpitrain.codecs.registry import CODECS, make_codec
 from mpitrain.config.codec_names import kind_of
 from mpitrain.errors import CodecError
 
-CODED = ("ecq-2", "int8-rans", "int4-rans", "int2-rans")
+CODED = ("ecq-2", "ecq-20dB", "int8-rans", "int4-rans", "int2-rans")
 NAMES = ("raw", "fp16", "bf16", "int8", "int4", "int2", "sign", "topk-8", *CODED)
 assert {kind_of(name) for name in NAMES} == set(CODECS)
+TYPES = (np.float32, np.float64)
 
 ANY_BITS = ("raw", "fp16")
 """Here every pattern of bits is a value, even those that are not finite."""
@@ -25,38 +27,112 @@ SIZES = (1, 2, 9, 127, 128, 129, 300, 700)
 LONGER = (3000,)
 """Of so many values the codes of most kinds are entropy-coded."""
 GUARD = 64
+GUARDS = (0xA5, 0x1E)
+"""What lies around a payload, and what when it is decoded again."""
+
+
+def draw(size, scale, dtype, rng):
+    """Return values of which every second hundred is scaled."""
+    return (rng.laplace(size=size) * np.where(np.arange(size) % 200 < 100, scale, 1)).astype(dtype)
 
 
 class Victim:
-    """A codec, good payloads of it, and a vector between two guards."""
+    """A codec, good payloads of it, and a vector and a wire between guards."""
 
-    def __init__(self, name, rng, sizes=SIZES):
+    def __init__(self, name, rng, sizes=SIZES, dtype=np.float32):
         sizes = (*sizes, *LONGER) if name in CODED else sizes
-        self.name, self.codec = name, make_codec(name)
-        self.wires = []
-        for size in sizes:
-            for scale in (1.0, 1e-3):
-                x = (rng.laplace(size=size) * np.where(np.arange(size) % 200 < 100, scale, 1)).astype(np.float32)
-                wire = np.zeros(self.codec.max_nbytes(size), np.uint8)
-                nbytes, nonfinite = self.codec.encode(x, wire)
-                assert nonfinite == 0
-                self.wires.append((size, wire[:nbytes]))
-        self.room = np.zeros(max(sizes) + 2 * GUARD, np.float32)
+        self.name, self.codec = f"{name} of {np.dtype(dtype)}", make_codec(name, dtype)
+        room = max(sizes) + 2 * GUARD
+        self.before = np.resize(rng.normal(size=64), room).astype(dtype)
+        self.start(room)
+        self.wires = [(size, self.encode(draw(size, scale, dtype, rng))) for size in sizes for scale in (1.0, 1e-3)]
+        self.rooms = [np.empty(room, dtype) for _ in GUARDS]
+
+    def start(self, room):
+        """Prepare what is needed beside the codec; nothing."""
+
+    def encode(self, x):
+        """Return a good payload."""
+        wire = np.zeros(self.codec.max_nbytes(x.size), np.uint8)
+        nbytes, nonfinite = self.codec.encode(x, wire)
+        assert nonfinite == 0
+        return wire[:nbytes]
+
+    def decode(self, wire, out, add):
+        """Decode a payload, or add it; raises CodecError."""
+        (self.codec.decode_add if add else self.codec.decode)(wire, out)
 
     def accepts(self, wire, size, add):
-        """Decode a payload; returns whether it was taken, and raises whatever it must not do."""
-        self.room[:] = 7
-        out = self.room[GUARD : GUARD + size]
+        """Decode a payload; returns whether it was taken, and raises whatever it must not do.
+
+        It is decoded twice, with other bytes around it: what lies there changes neither result nor message.
+        """
+        first, second = (
+            self._try(wire, size, add, room, guard) for room, guard in zip(self.rooms, GUARDS, strict=True)
+        )
+        assert first == second, f"{self.name}: read outside the payload: {first}, {second}"
+        here = slice(GUARD, GUARD + size)
+        same = self.rooms[0][here].tobytes() == self.rooms[1][here].tobytes()
+        assert same, f"{self.name}: read outside the payload"
+        if not first and self.codec.wire_id not in ANY_BITS:
+            assert np.isfinite(self.rooms[0][here]).all(), f"{self.name}: decoded to what is not finite"
+        return not first
+
+    def _try(self, wire, size, add, room, guard):
+        """Decode into ``room``; returns the reason of a refusal, or nothing."""
+        room[:] = self.before
+        around = np.full(wire.size + 2 * GUARD, guard, np.uint8)
+        around[GUARD : GUARD + wire.size] = wire
+        sent, reason = around.tobytes(), ""
         try:
-            (self.codec.decode_add if add else self.codec.decode)(wire, out)
-        except CodecError:
-            return False
+            self.decode(around[GUARD : GUARD + wire.size], room[GUARD : GUARD + size], add)
+        except CodecError as error:
+            reason = str(error)
+        assert around.tobytes() == sent, f"{self.name}: payload or its surroundings written"
+        changed = np.flatnonzero(room.view(np.uint8) != self.before.view(np.uint8)) // room.itemsize
+        assert not (changed < GUARD).any(), f"{self.name}: written before the vector"
+        assert not (changed >= GUARD + size).any(), f"{self.name}: written behind the vector"
+        assert not (reason and changed.size), f"{self.name}: refused, but the vector was written"
+        return reason
+
+
+class DeltaVictim(Victim):
+    """The same behind a memory that predicts; its references lie between guards too."""
+
+    def start(self, room):
+        """Let both ends know the same past."""
+        self.sender, self.receiver = Delta(self.codec, room), Delta(self.codec, room)
+        self.past = np.resize(draw(1000, 1.0, self.codec.dtype, np.random.default_rng(1)), room)
+        for end in (self.sender, self.receiver):
+            end.reference.current[:] = self.past
+
+    def encode(self, x):
+        """Return a good payload of the difference."""
+        wire = np.zeros(self.sender.max_nbytes(x.size), np.uint8)
+        nbytes, nonfinite = self.sender.encode(x, wire, None, key=0, first=0, at=GUARD)
+        assert nonfinite == 0
+        self.sender.rollback()
+        return wire[:nbytes]
+
+    def decode(self, wire, out, add):
+        """Decode by the memory, which keeps its past, and of a refused payload nothing."""
+        reference = self.receiver.reference
+        reference.next[:] = self.before
+        taken = False
+        try:
+            (self.receiver.decode_add if add else self.receiver.decode)(wire, out, at=GUARD)
+            taken = True
         finally:
-            assert (self.room[:GUARD] == 7).all(), f"{self.name}: written before the vector"
-            assert (self.room[GUARD + size :] == 7).all(), f"{self.name}: written behind the vector"
-        if self.codec.wire_id not in ANY_BITS:
-            assert np.isfinite(out).all(), f"{self.name}: decoded to what is not finite"
-        return True
+            end = GUARD + out.size
+            assert reference.written == taken, f"{self.name}: a reference written by a refused payload"
+            assert reference.current.tobytes() == self.past.tobytes(), f"{self.name}: the past was written"
+            for part in (slice(GUARD), slice(end, None), *([] if taken else [slice(GUARD, end)])):
+                same = reference.next[part].tobytes() == self.before[part].tobytes()
+                assert same, f"{self.name}: a reference written where it must not be"
+            self.receiver.rollback()
+
+
+KINDS = {"": Victim, "delta of ": DeltaVictim}
 
 
 def damage(wire, other, rng):
@@ -93,10 +169,11 @@ def mutate(victim, cases, rng):
 
 
 def main(cases):
-    """Damage every codec's payloads, and tell what became of them."""
+    """Damage every codec's payloads, a quarter each alone and by difference in both types; tell what became of them."""
     for number, name in enumerate(NAMES):
         begin, rng = time.perf_counter(), np.random.default_rng(number)
-        taken = mutate(Victim(name, rng), cases, rng)
+        victims = [kind(name, rng, dtype=dtype) for kind in KINDS.values() for dtype in TYPES]
+        taken = sum(mutate(victim, cases // len(victims), rng) for victim in victims)
         checked = "with" if numba.config.BOUNDSCHECK else "WITHOUT"
         seconds = time.perf_counter() - begin
         print(f"{name}: {cases:,} payloads {checked} bounds checks, {taken:,} decoded; {seconds:.1f} s", flush=True)

@@ -180,7 +180,7 @@ class Codec(ABC):
         Raises
         ------
         CodecError
-            No encoder could have written this payload for ``out.size`` elements.
+            No encoder could have written this payload for ``out.size`` elements; ``out`` is as before.
         """
 
     @abstractmethod
