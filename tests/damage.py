@@ -62,18 +62,18 @@ class Victim:
         """Decode a payload, or add it; raises CodecError."""
         (self.codec.decode_add if add else self.codec.decode)(wire, out)
 
-    def accepts(self, wire, size, add):
+    def accepts(self, wire, size, add, again=True):
         """Decode a payload; returns whether it was taken, and raises whatever it must not do.
 
-        It is decoded twice, with other bytes around it: what lies there changes neither result nor message.
+        ``again``: and once more, with other bytes around it. What lies there changes neither result nor message.
         """
-        first, second = (
-            self._try(wire, size, add, room, guard) for room, guard in zip(self.rooms, GUARDS, strict=True)
-        )
-        assert first == second, f"{self.name}: read outside the payload: {first}, {second}"
         here = slice(GUARD, GUARD + size)
-        same = self.rooms[0][here].tobytes() == self.rooms[1][here].tobytes()
-        assert same, f"{self.name}: read outside the payload"
+        first = self._try(wire, size, add, self.rooms[0], GUARDS[0])
+        if again:
+            second = self._try(wire, size, add, self.rooms[1], GUARDS[1])
+            assert first == second, f"{self.name}: read outside the payload: {first}, {second}"
+            same = self.rooms[0][here].tobytes() == self.rooms[1][here].tobytes()
+            assert same, f"{self.name}: read outside the payload"
         if not first and self.codec.wire_id not in ANY_BITS:
             assert np.isfinite(self.rooms[0][here]).all(), f"{self.name}: decoded to what is not finite"
         return not first
@@ -159,12 +159,12 @@ def damage(wire, other, rng):
 
 
 def mutate(victim, cases, rng):
-    """Let a codec decode so many damaged payloads; returns how many it took."""
+    """Let a codec decode so many damaged payloads, every fifth twice; returns how many it took."""
     taken = 0
     for case in range(cases):
         size, wire = victim.wires[case % len(victim.wires)]
         _, other = victim.wires[rng.integers(0, len(victim.wires))]
-        taken += victim.accepts(damage(wire, other, rng), size, add=case % 3 == 0)
+        taken += victim.accepts(damage(wire, other, rng), size, add=case % 3 == 0, again=case % 5 == 0)
     return taken
 
 
