@@ -14,7 +14,14 @@ from mpitrain.report.chart import LEFT, Line, Mark, point_chart
 from mpitrain.report.command import main
 from mpitrain.report.labels import Box, Name, place_labels
 from mpitrain.report.page import page
-from mpitrain.report.rates import bound, rates, read_rates
+from mpitrain.report.rates import bound, rates
+from mpitrain.report.rates import read_rates as sort_rates
+from mpitrain.report.records import load_records
+
+
+def read_rates(path):
+    return sort_rates(path, load_records(path))
+
 
 GAUSSIAN = {
     "raw": (32.0, None),
@@ -172,9 +179,9 @@ def test_other_files_are_refused(name, file, capsys):
     path = file(content)
     assert main([path], None) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"mpitrain: report: {path}: expected a run folder or records of codecs, got")
+    assert error.startswith(f"mpitrain: report: {path}: expected a run folder or records of codecs or of convergence")
     assert told in error
-    assert error.endswith("write records with mpitrain bench codec --json FILE\n")
+    assert error.endswith("codec --json FILE or mpitrain bench convergence CONFIG --json FILE\n")
     assert not path.with_suffix(".html").exists()
 
 
