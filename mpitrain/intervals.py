@@ -9,7 +9,7 @@ T_95 = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2
 """Two-sided 95 % quantiles of Student's t for 1, 2, … degrees of freedom; 1.96 beyond."""
 
 
-def paired_percent(mine: Sequence[float], others: Sequence[float]) -> tuple[float, float]:
+def paired_percent(mine: Sequence[float] | np.ndarray, others: Sequence[float] | np.ndarray) -> tuple[float, float]:
     """Return the mean difference in percent of the others' mean, and half its 95 % interval; NaN of a single pair."""
     base = np.asarray(others, np.float64)
     percent = 100 * (np.asarray(mine, np.float64) - base) / np.mean(base)
