@@ -94,6 +94,16 @@ def test_the_bound_is_what_the_gaps_say(file):
         assert bits == pytest.approx(snr_db * math.log2(10) / 20)
 
 
+def test_the_gaussian_bound_is_a_formula(file):
+    """Half a bit a factor of two in SNR, whatever gaps the records tell."""
+    rows = [row | {"shannon_gap_bits": 0.0} for row in records()]
+    measured = read_rates(file(rows)).sources["gaussian"]
+    (nothing, (bits, snr_db)) = bound([each for each in measured if not math.isnan(each.snr_db)], "gaussian")
+    assert nothing == (0, 0)
+    assert snr_db == 73.65
+    assert bits == pytest.approx(0.5 * math.log2(10**7.365))
+
+
 def test_all_default_codecs_are_named_once_and_apart(file):
     text = page([], [read_rates(file(records()))])
     drawn = [codec for codec, (_, snr_db) in GAUSSIAN.items() if snr_db]
