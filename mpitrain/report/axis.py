@@ -19,6 +19,8 @@ class Axis:
     start: float
     end: float
     log: bool = False
+    names: tuple[str, ...] = ()
+    """Labels of the ticks, where they are no bare numbers."""
 
     def place(self, value: float) -> float:
         """Return where a value is drawn."""
@@ -29,6 +31,8 @@ class Axis:
 
     def labels(self) -> list[str]:
         """Write the ticks with as many decimals as they need."""
+        if self.names:
+            return list(self.names)
         if self.log:
             return [f"{tick:g}" for tick in self.ticks]
         step, largest = self.ticks[1] - self.ticks[0], max(map(abs, self.ticks))

@@ -60,10 +60,10 @@ def line_chart(lines: Sequence[Line], x_label: str, y_label: str, *, zero: bool 
     ys = [y for line in lines for _, y in line.points] + [y for line in lines for row in line.band for y in row[1:]]
     x = make_axis(xs, LEFT, RIGHT, zero=True, least=1.0 if x_label == "step" else 0.0)
     y = make_axis(ys, BOTTOM, TOP, zero=zero, log=not zero)
-    parts = [*_grid(x, y), *_axis_names(x, y, x_label, y_label)]
-    parts += [_band(line, x, y) for line in lines if line.band]
-    parts += [_curve(line, x, y) for line in lines]
-    return _svg(f"{y_label} over {x_label}", HEIGHT, parts)
+    parts = axes(x, y, x_label, y_label)
+    parts += [shade(line, x, y) for line in lines if line.band]
+    parts += [curve(line, x, y) for line in lines]
+    return svg(f"{y_label} over {x_label}", HEIGHT, parts)
 
 
 @dataclass(frozen=True)
@@ -94,14 +94,14 @@ def point_chart(marks: Sequence[Mark], lines: Sequence[Line], x_label: str, y_la
     names = [Name(mark.name, (x.place(mark.x), y.place(mark.y))) for mark in ordered]
     names += [Name(line.name, _middle(curve), ABOVE) for line, curve in zip(lines, curves, strict=True)]
     labels = place_labels(names, curves, Box(LEFT, TOP, RIGHT, BOTTOM + TALL))
-    parts = [*_grid(x, y), *_axis_names(x, y, x_label, y_label), *(_curve(line, x, y) for line in lines)]
+    parts = [*axes(x, y, x_label, y_label), *(curve(line, x, y) for line in lines)]
     for mark, name in zip(ordered, names, strict=False):
         note = escape(f"{mark.name}: {mark.y:.4g} {y_label} at {mark.x:.4g} {x_label}")
         left, top = name.of
         parts.append(f'<circle class="c0" cx="{left:.1f}" cy="{top:.1f}" r="3.5"><title>{note}</title></circle>')
-    parts += [_label(label) for label in labels if label]
+    parts += [write_label(label) for label in labels if label]
     unnamed = [name.text for name, label in zip(names, labels, strict=True) if not label]
-    return _svg(f"{y_label} over {x_label}", HEIGHT + TALL, parts), unnamed
+    return svg(f"{y_label} over {x_label}", HEIGHT + TALL, parts), unnamed
 
 
 def _middle(curve: Sequence[tuple[float, float]]) -> tuple[float, float]:
@@ -113,7 +113,7 @@ def _middle(curve: Sequence[tuple[float, float]]) -> tuple[float, float]:
     return curve[0]
 
 
-def _label(label: Label) -> str:
+def write_label(label: Label) -> str:
     """Write a name from the side on which its point lies, so that other fonts change the far end only."""
     box, (x, _) = label.box, label.of
     centre = (box.left + box.right) / 2
@@ -124,6 +124,11 @@ def _label(label: Label) -> str:
         (a, b), (c, d) = label.leader
         text = f'<path class="leader" d="M{a:.1f} {b:.1f}L{c:.1f} {d:.1f}"/>' + text
     return text
+
+
+def axes(x: Axis, y: Axis, x_label: str, y_label: str) -> list[str]:
+    """Draw the grid, its ticks and the names of both axes."""
+    return [*_grid(x, y), *_axis_names(x, y, x_label, y_label)]
 
 
 def _axis_names(x: Axis, y: Axis, x_label: str, y_label: str) -> list[str]:
@@ -147,7 +152,7 @@ def _grid(x: Axis, y: Axis) -> list[str]:
     return parts
 
 
-def _band(line: Line, x: Axis, y: Axis) -> str:
+def shade(line: Line, x: Axis, y: Axis) -> str:
     """Shade from the smallest to the largest value, interrupted where there are none."""
     path = ""
     for run in _unbroken(line.band):
@@ -157,7 +162,8 @@ def _band(line: Line, x: Axis, y: Axis) -> str:
     return f'<path class="band {line.css}" d="{path}"/>'
 
 
-def _curve(line: Line, x: Axis, y: Axis) -> str:
+def curve(line: Line, x: Axis, y: Axis) -> str:
+    """Draw the points of a line, interrupted where there are none."""
     runs = list(_unbroken(line.points))
     path = "".join("M" + "L".join(f"{x.place(a):.1f} {y.place(b):.1f}" for a, b in run) for run in runs)
     text = f'<path class="line {line.css}" d="{path}"><title>{escape(line.name)}</title></path>'
@@ -239,7 +245,7 @@ def bar_chart(bars: Sequence[Bar], title: str) -> str:
             start += width
         parts.append(_text(start + 6, top + 13, bar.text, "start"))
         top += ROW
-    return _svg(title, top + 4, parts)
+    return svg(title, top + 4, parts)
 
 
 Lane = tuple[str, list[tuple[str, float, float]]]
@@ -260,7 +266,7 @@ def lane_chart(lanes: Sequence[Lane], x_label: str, title: str) -> str:
         parts.append(_text(BAR_LEFT - 8, top + 12, label, "end"))
         parts += _boxes(label, events, top, x.place)
     parts.append(_text(RIGHT, bottom + 36, x_label, "end"))
-    return _svg(title, bottom + 44, parts)
+    return svg(title, bottom + 44, parts)
 
 
 def _boxes(
@@ -283,5 +289,6 @@ def _text(x: float, y: float, text: str, anchor: str, css: str = "axis") -> str:
     return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}">{escape(text)}</text>' if text else ""
 
 
-def _svg(title: str, height: float, parts: Sequence[str]) -> str:
+def svg(title: str, height: float, parts: Sequence[str]) -> str:
+    """Put parts into a picture that tells its title to who cannot see it."""
     return f'<svg viewBox="0 0 {WIDTH} {height:g}" role="img" aria-label="{escape(title)}">' + "".join(parts) + "</svg>"

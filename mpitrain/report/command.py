@@ -5,9 +5,11 @@ from pathlib import Path
 
 from mpitrain.errors import ConfigError
 from mpitrain.report.facts import terminal_table
+from mpitrain.report.losses import LossFile, is_loss, read_losses
 from mpitrain.report.page import page
 from mpitrain.report.rates import RateFile, read_rates
 from mpitrain.report.read import printable, read_runs
+from mpitrain.report.records import load_records
 from mpitrain.train.runfolder import REPORT
 
 LEGEND = """\
@@ -16,7 +18,7 @@ vs float32: gradients beside an uncompressed float32 ring, without headers"""
 
 
 def main(paths: list[Path], output: Path | None) -> int:
-    """Sum up runs and records of codecs, and draw them into ``output``.
+    """Sum up runs and records of codecs and of convergence, and draw them into ``output``.
 
     Where it is left out: report.html in the first run's folder, or the first file of records with the suffix .html.
     """
@@ -35,10 +37,16 @@ def main(paths: list[Path], output: Path | None) -> int:
     return 0
 
 
-def _read_files(files: list[Path]) -> list[RateFile]:
+def _read_files(files: list[Path]) -> list[RateFile | LossFile]:
     if len({path.resolve() for path in files}) < len(files):
         raise ConfigError("report: a file of records is given twice; give each once")
-    return [read_rates(path) for path in files]
+    return [_read_file(path) for path in files]
+
+
+def _read_file(path: Path) -> RateFile | LossFile:
+    """Read records of the kind that the first one is of."""
+    records = load_records(path)
+    return read_losses(path, records) if is_loss(records[0]) else read_rates(path, records)
 
 
 def _write(path: Path, text: str, sources: list[Path]) -> None:

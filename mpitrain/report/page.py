@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from html import escape
 
 from mpitrain.report.facts import differences, fact_table
+from mpitrain.report.losses import LossFile, losses
 from mpitrain.report.rates import RateFile, rates
 from mpitrain.report.read import Run
 from mpitrain.report.sections import figure, learning, timelines, times, traffic
@@ -30,6 +31,7 @@ pre{font-size:.8em;overflow-x:auto}summary{cursor:pointer}
 .grid{stroke:var(--rule);fill:none}text{font:12px system-ui,sans-serif;fill:var(--ink)}.inside{fill:#fff;font-size:11px}
 .line{fill:none;stroke:var(--c);stroke-width:2;stroke-linejoin:round}.band{fill:var(--c);opacity:.16}
 circle{fill:var(--c)}.leader{stroke:var(--pale);stroke-width:.8;fill:none}
+.whisker{stroke:var(--c0);stroke-width:1.4;fill:none}
 .name{paint-order:stroke;stroke:var(--paper);stroke-width:3px;stroke-linejoin:round}
 .yardstick{--c:var(--pale);stroke-width:1.2;stroke-dasharray:2 3}
 .c0{--c:var(--c0)}.c1{--c:var(--c1)}.c2{--c:var(--c2)}.c3{--c:var(--c3)}.c4{--c:var(--c4)}.c5{--c:var(--c5)}
@@ -43,11 +45,13 @@ CLOSED = "default-src 'none'; style-src 'unsafe-inline'"
 """The browser itself refuses whatever this page might ask from a network."""
 
 
-def page(runs: Sequence[Run], files: Sequence[RateFile] = ()) -> str:
-    """Write the page: runs, and what was measured of codecs."""
-    title = "Training report: " if runs else "Codecs: "
+def page(runs: Sequence[Run], files: Sequence[RateFile | LossFile] = ()) -> str:
+    """Write the page: runs, what was measured of codecs, and losses against bytes."""
+    measured = [file for file in files if isinstance(file, RateFile)]
+    tables = [file for file in files if isinstance(file, LossFile)]
+    title = "Training report: " if runs else "Codecs: " if measured else "Convergence: "
     title += ", ".join([*(run.name for run in runs), *(file.name for file in files)])
-    parts = [f"<h1>{escape(title)}</h1>", *(_told(runs) if runs else []), *rates(files)]
+    parts = [f"<h1>{escape(title)}</h1>", *(_told(runs) if runs else []), *rates(measured), *losses(tables)]
     head = (
         '<meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">'
         f'<meta http-equiv="Content-Security-Policy" content="{CLOSED}">'

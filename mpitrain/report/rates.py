@@ -1,14 +1,13 @@
 """Codecs beside Shannon's bound: records of ``mpitrain bench codec --json FILE``, a picture and a table a source."""
 
-import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from mpitrain.errors import ConfigError
 from mpitrain.report.chart import Line, Mark, point_chart
 from mpitrain.report.read import number, printable
+from mpitrain.report.records import wrong_records
 from mpitrain.report.sections import figure
 from mpitrain.report.tables import column_table
 from mpitrain.train.runfolder import Row
@@ -54,28 +53,20 @@ class RateFile:
     sources: dict[str, list[Measured]]
 
 
-def read_rates(path: Path) -> RateFile:
-    """Read a file of records.
+def read_rates(path: Path, records: Sequence[object]) -> RateFile:
+    """Sort the records of a file.
 
     Raises
     ------
     ConfigError
-        It cannot be read, or holds something else.
+        One is of another kind, or there twice.
     """
-    try:
-        records = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise _refusal(path, f"a file that cannot be read ({error.strerror})") from None
-    except (ValueError, RecursionError):
-        raise _refusal(path, "no JSON") from None
-    if not isinstance(records, list) or not records:
-        raise _refusal(path, "an empty list" if isinstance(records, list) else f"a {type(records).__name__}")
     sources: dict[str, list[Measured]] = {}
     for index, record in enumerate(records):
         source, measured = _measured(path, index, record)
         group = sources.setdefault(source, [])
         if any(measured.codec == other.codec for other in group):
-            raise _refusal(path, f"{measured.codec} of {source} twice")
+            raise wrong_records(path, f"{measured.codec} of {source} twice")
         group.append(measured)
     return RateFile(printable(path.name), sources)
 
@@ -84,15 +75,8 @@ def _measured(path: Path, index: int, record: object) -> tuple[str, Measured]:
     row: Row = record if isinstance(record, dict) else {}
     codec, source, bits = row.get("codec"), row.get("source"), number(row, "bits_per_value")
     if not isinstance(codec, str) or not isinstance(source, str) or not bits > 0:
-        raise _refusal(path, f"a record (number {index + 1}) without codec, source and bits_per_value")
+        raise wrong_records(path, f"a record (number {index + 1}) without codec, source and bits_per_value")
     return printable(source), Measured(printable(codec), bits, number(row, "snr_db"), number(row, "shannon_gap_bits"))
-
-
-def _refusal(path: Path, got: str) -> ConfigError:
-    return ConfigError(
-        f"report: {printable(str(path))}: expected a run folder or records of codecs, got {got}; write records with "
-        "mpitrain bench codec --json FILE"
-    )
 
 
 def rates(files: Sequence[RateFile]) -> list[str]:
@@ -104,8 +88,14 @@ def rates(files: Sequence[RateFile]) -> list[str]:
     ]
 
 
-def bound(measured: Sequence[Measured]) -> list[tuple[float, float]]:
-    """Return (bits, dB) of the bound: nothing is needed to err by the values themselves, and on from codec to codec."""
+def bound(measured: Sequence[Measured], source: str = "") -> list[tuple[float, float]]:
+    """Return (bits, dB) of the bound, from nothing on, which errs by the values themselves.
+
+    Of a Gaussian source it is the formula ½·log2(SNR), a straight line over dB; of others it goes from codec to codec.
+    """
+    if source == "gaussian":
+        most = max(0.0, *(each.snr_db for each in measured), 0.0)
+        return [(0.0, 0.0), (most * math.log2(10) / 20, most)]
     known = {each.snr_db: max(0.0, each.bits - each.gap_bits) for each in measured if not math.isnan(each.gap_bits)}
     return [(0.0, 0.0), *((known[snr_db], snr_db) for snr_db in sorted(known) if snr_db > 0)]
 
@@ -124,7 +114,7 @@ def _section(source: str, measured: Sequence[Measured], suffix: str) -> str:
     if not drawn:
         return figure(title, table, left_out)
     marks = [Mark(each.codec, each.bits, each.snr_db) for each in drawn]
-    lines = [Line(name, None, bound(drawn))]
+    lines = [Line(name, None, bound(drawn, source))]
     picture, unnamed = point_chart(marks, lines, "bits a value", "SNR, dB")
     note = "Further left is cheaper, higher is closer to the values. " + note + (left_out if silent else "")
     if unnamed:

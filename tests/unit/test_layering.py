@@ -8,7 +8,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LAYERS = [
     {"kernels", "errors"},
-    {"arrays", "partition"},
+    {"arrays", "intervals", "partition"},
     {"params", "config"},
     {"topology"},
     {"codecs", "comm", "nn", "optim", "data"},

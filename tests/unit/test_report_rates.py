@@ -14,7 +14,14 @@ from mpitrain.report.chart import LEFT, Line, Mark, point_chart
 from mpitrain.report.command import main
 from mpitrain.report.labels import Box, Name, place_labels
 from mpitrain.report.page import page
-from mpitrain.report.rates import bound, rates, read_rates
+from mpitrain.report.rates import bound, rates
+from mpitrain.report.rates import read_rates as sort_rates
+from mpitrain.report.records import load_records
+
+
+def read_rates(path):
+    return sort_rates(path, load_records(path))
+
 
 GAUSSIAN = {
     "raw": (32.0, None),
@@ -85,6 +92,16 @@ def test_the_bound_is_what_the_gaps_say(file):
     assert len(line) == len([snr for _, snr in GAUSSIAN.values() if snr]) + 1
     for bits, snr_db in line:
         assert bits == pytest.approx(snr_db * math.log2(10) / 20)
+
+
+def test_the_gaussian_bound_is_a_formula(file):
+    """Half a bit a factor of two in SNR, whatever gaps the records tell."""
+    rows = [row | {"shannon_gap_bits": 0.0} for row in records()]
+    measured = read_rates(file(rows)).sources["gaussian"]
+    (nothing, (bits, snr_db)) = bound([each for each in measured if not math.isnan(each.snr_db)], "gaussian")
+    assert nothing == (0, 0)
+    assert snr_db == 73.65
+    assert bits == pytest.approx(0.5 * math.log2(10**7.365))
 
 
 def test_all_default_codecs_are_named_once_and_apart(file):
@@ -172,9 +189,9 @@ def test_other_files_are_refused(name, file, capsys):
     path = file(content)
     assert main([path], None) == 2
     error = capsys.readouterr().err
-    assert error.startswith(f"mpitrain: report: {path}: expected a run folder or records of codecs, got")
+    assert error.startswith(f"mpitrain: report: {path}: expected a run folder or records of codecs or of convergence")
     assert told in error
-    assert error.endswith("write records with mpitrain bench codec --json FILE\n")
+    assert error.endswith("codec --json FILE or mpitrain bench convergence CONFIG --json FILE\n")
     assert not path.with_suffix(".html").exists()
 
 
