@@ -26,6 +26,6 @@ def difference(results: Sequence[Record], baseline: Sequence[Record], name: str)
     pairs = [pair for pair in zip(results, baseline, strict=True) if None not in (pair[0][name], pair[1][name])]
     if not pairs:
         return "-"
-    mine, others = (column([pair[side] for pair in pairs], name) for side in (0, 1))
+    mine, others = (column([pair[side] for pair in pairs], name).tolist() for side in (0, 1))
     middle, half = paired_percent(mine, others)
     return f"{middle - half:+.2f} … {middle + half:+.2f}" if len(pairs) > 1 else f"{middle:+.2f}"
