@@ -11,7 +11,14 @@ import numpy as np
 from mpitrain.kernels import int4, lanes, quantize
 from mpitrain.kernels.bits import as_bits, as_float, window
 from mpitrain.kernels.jit import inlined, kernel
-from mpitrain.kernels.quantize import INFINITE, choose_scale, count_not_single, widen_scale
+from mpitrain.kernels.quantize import (
+    INFINITE,
+    NEAREST,
+    choose_scale,
+    count_not_single,
+    whole_blocks,
+    widen_scale,
+)
 from mpitrain.kernels.reduce import count_not_finite
 
 BLOCK = 128
@@ -176,13 +183,13 @@ def encode_difference_int8(
         Elements of the difference that are not finite in float32; if there are none, elements of ``following`` that
         are not finite. The output means nothing if there are any.
     """
-    bad, beyond, whole = 0, 0, x.size // _BLOCK
+    bad, beyond, whole = 0, 0, whole_blocks(x, draw)
     for block in range(whole):
-        wrong, more = _encode8(x, past, factors, unit, following, scales, codes, draw, block, _BLOCK)
+        wrong, more = _encode8(x, past, factors, unit, following, scales, codes, NEAREST, block, _BLOCK)
         bad, beyond = bad + wrong, beyond + more
-    if whole < scales.size:
-        count = x.size - whole * _BLOCK
-        wrong, more = _encode8(x, past, factors, unit, following, scales, codes, draw, whole, count)
+    for block in range(whole, scales.size):
+        count = min(_BLOCK, x.size - block * _BLOCK)
+        wrong, more = _encode8(x, past, factors, unit, following, scales, codes, draw, block, count)
         bad, beyond = bad + wrong, beyond + more
     return bad if bad else beyond
 
@@ -248,13 +255,13 @@ def encode_difference_int4(
     x: Any, past: Any, factors: Any, unit: Any, following: Any, scales: Any, packed: Any, draw: Any
 ) -> int:
     """Predict and encode as int4, otherwise as ``encode_difference_int8``."""
-    bad, beyond, whole = 0, 0, x.size // _BLOCK
+    bad, beyond, whole = 0, 0, whole_blocks(x, draw)
     for block in range(whole):
-        wrong, more = _encode4(x, past, factors, unit, following, scales, packed, draw, block, _BLOCK)
+        wrong, more = _encode4(x, past, factors, unit, following, scales, packed, NEAREST, block, _BLOCK)
         bad, beyond = bad + wrong, beyond + more
-    if whole < scales.size:
-        count = x.size - whole * _BLOCK
-        wrong, more = _encode4(x, past, factors, unit, following, scales, packed, draw, whole, count)
+    for block in range(whole, scales.size):
+        count = min(_BLOCK, x.size - block * _BLOCK)
+        wrong, more = _encode4(x, past, factors, unit, following, scales, packed, draw, block, count)
         bad, beyond = bad + wrong, beyond + more
     return bad if bad else beyond
 

@@ -14,9 +14,11 @@ from mpitrain.kernels.jit import inlined, kernel
 from mpitrain.kernels.quantize import (
     BLOCK,
     INFINITE,
+    NEAREST,
     block_maximum,
     choose_scale,
     count_not_single,
+    whole_blocks,
     widen_scale,
 )
 from mpitrain.kernels.reduce import flushed
@@ -163,11 +165,11 @@ def encode_int4(x: Any, scales: Any, packed: Any, draw: Any) -> int:
     int
         Elements that are not finite in float32; the output means nothing if there are any.
     """
-    bad, whole = 0, x.size // _BLOCK
+    bad, whole = 0, whole_blocks(x, draw)
     for block in range(whole):
-        bad += _encode(x, scales, packed, block, _BLOCK, draw)
-    if whole < scales.size:
-        bad += _encode(x, scales, packed, whole, x.size - whole * _BLOCK, draw)
+        bad += _encode(x, scales, packed, block, _BLOCK, NEAREST)
+    for block in range(whole, scales.size):
+        bad += _encode(x, scales, packed, block, min(_BLOCK, x.size - block * _BLOCK), draw)
     return bad
 
 

@@ -4,8 +4,8 @@ The maximum of a block is taken on the bits of the floats: it vectorizes without
 the largest integers. Scales are rounded up, and 127 times the largest scale falls short of float32 by 0.01 %, so that
 no nearest code leaves the range. ``kernels/int4.py`` measures its blocks with the same functions.
 
-The last block may be shorter. It runs through the same functions compiled once more: loops of a length known to the
-compiler are a fifth faster.
+Whole blocks that are rounded to nearest run through loops whose length the compiler knows, which are a fifth faster;
+what is shorter or random through the same functions compiled once more.
 """
 
 from typing import Any
@@ -24,6 +24,8 @@ MAX_SCALE = 0x7C01
 """Largest bfloat16 of which 127 times is finite in float32."""
 INFINITE = np.uint32(0x7F80)
 """Stands for the scale of a block that cannot be sent."""
+NEAREST = (False, np.uint32(0), np.uint32(0), np.uint32(0))
+"""How to round, for an encoder: not at random, hence without a key and a place in the noise."""
 
 _BLOCK = BLOCK
 _MIN_SCALE = np.uint32(MIN_SCALE)
@@ -147,6 +149,12 @@ def decode_block_subtract(codes: Any, scale: Any, rest: Any) -> None:
 
 
 @inlined
+def whole_blocks(x: Any, draw: Any) -> int:
+    """Tell how many blocks, from the first on, have a length that the compiler knows."""
+    return 0 if draw[0] else x.size // _BLOCK
+
+
+@inlined
 def _encode(x: Any, scales: Any, codes: Any, block: Any, count: Any, draw: Any) -> Any:
     stochastic, key_a, key_b, first = draw
     start = block * _BLOCK
@@ -181,11 +189,11 @@ def encode_int8(x: Any, scales: Any, codes: Any, draw: Any) -> int:
     int
         Elements that are not finite in float32; the output means nothing if there are any.
     """
-    bad, whole = 0, x.size // _BLOCK
+    bad, whole = 0, whole_blocks(x, draw)
     for block in range(whole):
-        bad += _encode(x, scales, codes, block, _BLOCK, draw)
-    if whole < scales.size:
-        bad += _encode(x, scales, codes, whole, x.size - whole * _BLOCK, draw)
+        bad += _encode(x, scales, codes, block, _BLOCK, NEAREST)
+    for block in range(whole, scales.size):
+        bad += _encode(x, scales, codes, block, min(_BLOCK, x.size - block * _BLOCK), draw)
     return bad
 
 

@@ -11,7 +11,15 @@ import numpy as np
 from mpitrain.kernels import int4, quantize
 from mpitrain.kernels.bits import as_bits, as_float, window
 from mpitrain.kernels.jit import inlined, kernel
-from mpitrain.kernels.quantize import BLOCK, INFINITE, choose_scale, count_not_single, widen_scale
+from mpitrain.kernels.quantize import (
+    BLOCK,
+    INFINITE,
+    NEAREST,
+    choose_scale,
+    count_not_single,
+    whole_blocks,
+    widen_scale,
+)
 
 _BLOCK = BLOCK
 _HALF = BLOCK // 2
@@ -79,11 +87,12 @@ def encode_residual_int8(x: Any, error: Any, rest: Any, scales: Any, codes: Any,
     int
         Elements of ``x + error`` that are not finite in float32; the output means nothing if there are any.
     """
-    bad, whole = 0, x.size // _BLOCK
+    bad, whole = 0, whole_blocks(x, draw)
     for block in range(whole):
-        bad += _encode8(x, error, rest, scales, codes, decoded, draw, block, _BLOCK)
-    if whole < scales.size:
-        bad += _encode8(x, error, rest, scales, codes, decoded, draw, whole, x.size - whole * _BLOCK)
+        bad += _encode8(x, error, rest, scales, codes, decoded, NEAREST, block, _BLOCK)
+    for block in range(whole, scales.size):
+        count = min(_BLOCK, x.size - block * _BLOCK)
+        bad += _encode8(x, error, rest, scales, codes, decoded, draw, block, count)
     return bad
 
 
@@ -112,9 +121,10 @@ def _encode4(
 @kernel
 def encode_residual_int4(x: Any, error: Any, rest: Any, scales: Any, packed: Any, decoded: Any, draw: Any) -> int:
     """Encode as int4, otherwise as ``encode_residual_int8``."""
-    bad, whole = 0, x.size // _BLOCK
+    bad, whole = 0, whole_blocks(x, draw)
     for block in range(whole):
-        bad += _encode4(x, error, rest, scales, packed, decoded, draw, block, _BLOCK)
-    if whole < scales.size:
-        bad += _encode4(x, error, rest, scales, packed, decoded, draw, whole, x.size - whole * _BLOCK)
+        bad += _encode4(x, error, rest, scales, packed, decoded, NEAREST, block, _BLOCK)
+    for block in range(whole, scales.size):
+        count = min(_BLOCK, x.size - block * _BLOCK)
+        bad += _encode4(x, error, rest, scales, packed, decoded, draw, block, count)
     return bad

@@ -106,7 +106,7 @@ def read_run(folder: Path, name: str) -> Run:
     if not any(os.path.isfile(folder / file) for file in (METRICS, SUMMARY)):
         raise ConfigError(
             f"report: {printable(str(folder))} holds no run: neither {METRICS} nor {SUMMARY}; give the run.folder of a "
-            "training, or a file of mpitrain bench codec --json"
+            "training, or a file that mpitrain bench codec or bench convergence wrote by --json"
         )
     run = Run(name)
     _read_rows(run, folder / METRICS)

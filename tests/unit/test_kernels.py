@@ -17,7 +17,7 @@ from tests.reference import quantizers
 
 ROOT = Path(__file__).resolve().parents[2]
 SIZES = [0, 1, 2, 3, 4, 5, 127, 128, 129, 300]
-NEAREST = (False, np.uint32(0), np.uint32(0), np.uint32(0))
+NEAREST = quantize.NEAREST
 FLOATS = [np.float32, np.float64]
 
 
