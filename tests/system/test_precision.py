@@ -43,10 +43,12 @@ def test_from_a_configuration_to_a_run(tmp_path):
     assert summary(run)["sent_bytes_total"] == 2 * promised
     assert len(rows(run)) == 2
 
-    # From the weights of that run on, measured once: the rules are only printed.
+    # From the weights of that run on, measured once: the rules are only printed. What travels otherwise is told.
     settings = ["--set", "train.init=run", "--steps", "0", "--samples", "1", "--ratio", "3.5", *codecs]
+    settings += ["--set", "exchange.signal=preconditioned"]
     again = execute([*command[:5], *settings], cwd=tmp_path)
     assert again.returncode == 0, again.stderr
+    assert [line for line in messages(again) if "what is measured are gradients" in line]
     _, _, printed = again.stdout.partition("# append to ")
     rules = parse_toml(printed.partition("\n")[2])["exchange"]["rule"]
     assert {rule["match"] for rule in rules} <= {*chosen, "hidden.*.weight"}
