@@ -32,8 +32,8 @@ _HALF = BLOCK // 2
 # Only functions that a kernel names directly are compiled into it.
 _round8, _round8_stochastic, _decode8 = quantize.round_block, quantize.round_block_stochastic, quantize.decode_block
 _round4, _round4_stochastic, _decode4 = int4.round_block, int4.round_block_stochastic, int4.decode_block
-_LIMIT8, _MAX_SCALE8 = np.float32(127.0), np.uint32(quantize.MAX_SCALE)
-_LIMIT4, _MAX_SCALE4 = np.float32(7.0), np.uint32(int4.MAX_SCALE)
+_LIMIT8, _MAX_SCALE8 = quantize.LIMIT, np.uint32(quantize.MAX_SCALE)
+_LIMIT4, _MAX_SCALE4 = int4.LIMIT, np.uint32(int4.MAX_SCALE)
 
 
 @inlined

@@ -30,7 +30,9 @@ MAX_SCALE = 0x7E12
 _BLOCK = BLOCK
 _HALF = BLOCK // 2
 _MAX_SCALE = np.uint32(MAX_SCALE)
-_LIMIT = np.float32(7.0)
+LIMIT = np.float32(7.0)
+"""Largest code."""
+_LIMIT = LIMIT
 _SIXTEEN = np.float32(16.0)
 _ZEROS = np.float32(0x88)
 _SPARE = np.float32(0)

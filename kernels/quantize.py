@@ -30,7 +30,9 @@ NEAREST = (False, np.uint32(0), np.uint32(0), np.uint32(0))
 _BLOCK = BLOCK
 _MIN_SCALE = np.uint32(MIN_SCALE)
 _MAX_SCALE = np.uint32(MAX_SCALE)
-_LIMIT = np.float32(127.0)
+LIMIT = np.float32(127.0)
+"""Largest code."""
+_LIMIT = LIMIT
 _LARGEST = 3.4028234663852886e38
 _ONE = np.float32(1.0)
 

@@ -29,8 +29,8 @@ _round8, _round8_stochastic = quantize.round_block_rest, quantize.round_block_st
 _decode8, _subtract8 = quantize.decode_block, quantize.decode_block_subtract
 _round4, _round4_stochastic = int4.round_block_rest, int4.round_block_stochastic
 _decode4, _subtract4 = int4.decode_block, int4.decode_block_subtract
-_LIMIT8, _MAX_SCALE8 = np.float32(127.0), np.uint32(quantize.MAX_SCALE)
-_LIMIT4, _MAX_SCALE4 = np.float32(7.0), np.uint32(int4.MAX_SCALE)
+_LIMIT8, _MAX_SCALE8 = quantize.LIMIT, np.uint32(quantize.MAX_SCALE)
+_LIMIT4, _MAX_SCALE4 = int4.LIMIT, np.uint32(int4.MAX_SCALE)
 
 
 @inlined

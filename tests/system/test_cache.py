@@ -116,7 +116,7 @@ def test_a_kernel_is_compiled_anew_where_one_that_it_uses_has_changed(tmp_path):
     source = tmp_path / "kernels/quantize.py"
     told = []
     for limit in (127, 127, 100):
-        source.write_text(source.read_text().replace("_LIMIT = np.float32(127.0)", f"_LIMIT = np.float32({limit}.0)"))
+        source.write_text(source.read_text().replace("LIMIT = np.float32(127.0)", f"LIMIT = np.float32({limit}.0)"))
         result = execute([sys.executable, "-c", LARGEST_CODE], cwd=tmp_path, env=env)
         assert result.returncode == 0, result.stderr
         told.append(result.stdout.split())
