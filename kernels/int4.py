@@ -32,7 +32,6 @@ _HALF = BLOCK // 2
 _MAX_SCALE = np.uint32(MAX_SCALE)
 LIMIT = np.float32(7.0)
 """Largest code."""
-_LIMIT = LIMIT
 _SIXTEEN = np.float32(16.0)
 _ZEROS = np.float32(0x88)
 _SPARE = np.float32(0)
@@ -79,7 +78,7 @@ def round_block_rest(x: Any, inverse: Any, scale: Any, packed: Any) -> None:
 
 @inlined
 def _round_stochastic(value: Any, key_a: Any, key_b: Any, index: Any) -> Any:
-    return min(max(np.floor(value + noise(key_a, key_b, np.uint32(index))), -_LIMIT), _LIMIT)
+    return min(max(np.floor(value + noise(key_a, key_b, np.uint32(index))), -LIMIT), LIMIT)
 
 
 @inlined
@@ -140,7 +139,7 @@ def _encode(x: Any, scales: Any, packed: Any, block: Any, count: Any, draw: Any)
     stochastic, key_a, key_b, first = draw
     start = block * _BLOCK
     here, into = window(x, start, count), window(packed, block * _HALF, (count + 1) // 2)
-    scale, inverse = choose_scale(block_maximum(here), _LIMIT, _MAX_SCALE)
+    scale, inverse = choose_scale(block_maximum(here), LIMIT, _MAX_SCALE)
     if scale == INFINITE:
         return count_not_single(here)
     scales[block] = scale

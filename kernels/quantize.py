@@ -32,7 +32,6 @@ _MIN_SCALE = np.uint32(MIN_SCALE)
 _MAX_SCALE = np.uint32(MAX_SCALE)
 LIMIT = np.float32(127.0)
 """Largest code."""
-_LIMIT = LIMIT
 _LARGEST = 3.4028234663852886e38
 _ONE = np.float32(1.0)
 
@@ -126,7 +125,7 @@ def round_block_stochastic(x: Any, inverse: Any, codes: Any, key_a: Any, key_b: 
     """Write random codes as ``round_block`` does nearest ones; ``first`` is the index of ``x[0]`` in the noise."""
     for i in range(x.size):
         shifted = np.floor(x[i] * inverse + noise(key_a, key_b, np.uint32(first + np.uint32(i))))
-        codes[i] = np.int8(np.int32(min(max(shifted, -_LIMIT), _LIMIT)))
+        codes[i] = np.int8(np.int32(min(max(shifted, -LIMIT), LIMIT)))
 
 
 @inlined
@@ -161,7 +160,7 @@ def _encode(x: Any, scales: Any, codes: Any, block: Any, count: Any, draw: Any) 
     stochastic, key_a, key_b, first = draw
     start = block * _BLOCK
     here, into = window(x, start, count), window(codes, start, count)
-    scale, inverse = choose_scale(block_maximum(here), _LIMIT, _MAX_SCALE)
+    scale, inverse = choose_scale(block_maximum(here), LIMIT, _MAX_SCALE)
     if scale == INFINITE:
         return count_not_single(here)
     scales[block] = scale

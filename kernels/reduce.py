@@ -11,6 +11,7 @@ from mpitrain.kernels.jit import inlined, kernel
 @inlined
 def flushed(value: Any) -> Any:
     """Return ``value``, or 0 where it is subnormal: a residual of such numbers slows every step that touches it."""
+    # The difference to itself is 0, or NaN for NaN, which no comparison finds.
     return value if abs(value) >= smallest_normal(value) else value - value
 
 
@@ -26,6 +27,13 @@ def subtract(x: Any, rest: Any) -> None:
     """Subtract ``x`` from ``rest``; what is subnormal becomes 0."""
     for i in range(x.size):
         rest[i] = flushed(rest[i] - x[i])
+
+
+@kernel
+def flush(x: Any) -> None:
+    """Replace subnormal numbers by 0."""
+    for i in range(x.size):
+        x[i] = flushed(x[i])
 
 
 @kernel

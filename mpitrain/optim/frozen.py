@@ -19,7 +19,10 @@ class FrozenAdamW(AdamW):
     """`AdamW` from where it stands, with first moments in place of gradients."""
 
     def freeze(self, state: OptimizerState) -> None:
-        """Turn "second" into its own root, bias corrected: the denominator of all steps to come."""
+        """Turn "second" into its own root, bias corrected: the denominator of all steps to come.
+
+        Of a tensor that never had a gradient it is 1, not 0: what comes late moves it slowly instead of without bound.
+        """
         correction = 1 / sqrt(1 - self.beta2**state.step) if state.step else 1.0
         for _, (second,) in ranges(state.buffers["second"]):
             least = LEAST_SHARE * float(second.mean(dtype=np.float64)) if second.size else 0.0

@@ -27,7 +27,7 @@ from mpitrain.collectives.reducer import Reducer
 from mpitrain.config.codec_names import rank_of
 from mpitrain.config.schema import ExchangeConfig, RuleConfig
 from mpitrain.kernels.orthogonal import add_product, orthonormalize, project_columns, project_rows
-from mpitrain.kernels.reduce import count_not_finite
+from mpitrain.kernels.reduce import count_not_finite, flush
 from mpitrain.params import Layout, Params, ParamSpec
 from mpitrain.train.buckets import BucketSums, Summed, codec_of, matrix_shape, plan_buckets, travels_raw
 
@@ -149,6 +149,7 @@ class Factored:
         """Make the sum, once the second factors are summed; ``lost``: what the sends of this rank have lost."""
         if self.residual:
             add_product(self._one, self._left, lost, self._addend())
+            flush(self.residual.next)
         self._grad[:] = 0
         add_product(self._one, self._left, self._right, self._grad)
         guess = self.guess.next.reshape(self._right.shape)

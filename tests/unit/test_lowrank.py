@@ -63,6 +63,18 @@ class Group:
         return sum(one.residual.current.astype(np.float64) for one in self.ranks).reshape(M, N)
 
 
+def test_a_residual_that_fades_away_becomes_zero():
+    """Not subnormal numbers, which would slow every step that touches them (C17)."""
+    group = Group(2, 3)
+    for one in group.ranks:
+        one.residual.current[:] = np.random.default_rng(1).choice(np.array([1e-41, -3e-45, 2e-38], "f4"), M * N)
+    group.step([np.zeros((M, N), np.float32)] * 2)
+    for one in group.ranks:
+        sizes = np.abs(one.residual.current)
+        assert sizes.any()
+        assert not ((sizes > 0) & (sizes < np.finfo(np.float32).tiny)).any()
+
+
 def test_a_step_is_that_of_numpy():
     """By QR, whose signs and bases cancel in the product; warm start and residual over three steps."""
     group, guess, errors = Group(3, 4), None, np.zeros((3, M, N))
